@@ -1,4 +1,4 @@
-"""Client functions that the variation between clients and the rules for lambda are estimated from.
+"""Client functions for estimates of the variation between clients and for the rules for lambda.
 
     summarize_rows        sums of a linear task, or a fit with its covariance (`client_summaries.py`)
     differentiate_at      the gradient and the Hessian of L_i at one w: finds the global model
@@ -6,7 +6,7 @@
     sum_pearson_residuals two sums of residuals: how much more counts vary than Poisson's
 
 Results of rows in memory and of remote clients agree up to rounding, and hyperparameters that are resolved from them
-are rounded further than that (`lambda_rules.SETTLED`).
+are rounded further than that (`lambda_rules.LAM_DIGITS`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Client statistics: what clients send before the first round to resolve hyperparameters such as "auto"; never rows.
+"""Client statistics: sums that clients send before the first round to resolve hyperparameters such as "auto"; never
+rows.
 
     always         sizes, weights, and the constants that step sizes need: a few scalars per client
     "fit"          each client's own fit
-    "spread"       how the clients vary, which lam = "auto" needs (`task_random_effects.py`: sums, or penalised fits)
-    "rules"        that, and the summaries behind every other rule for lam (`client_summaries.py` says what they reveal)
-    "alone"        validation risk of each client's own fits, by ridge
-    ALL_RESOLVED   nothing is left to resolve: the constants of a network, which are dear to measure, are nan
+    "spread"       variation between clients, which lam = "auto" needs (`task_random_effects.py`: sums, or penalised
+    fits) "rules"        that, and the summaries for every other rule for lam (`client_summaries.py` states what they
+    reveal) "alone"        validation risk of each client's own fits, by ridge ALL_RESOLVED   nothing is left to
+    resolve: the constants of a network, which are slow to measure, are nan
 
 An algorithm's `required_statistics` names what it needs; nothing else is computed. Statistics that a task does not have
 (networks, nonsmooth losses, very many parameters) are None, and hyperparameters are resolved from the scalars.
@@ -24,14 +25,14 @@ from mooring.core.task import Constants, HasProx, HasSolve, Task, require
 from mooring.estimates.federation_estimates import FederationEstimates, estimate_federation
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
-RIDGE_GRID = torch.logspace(-4, 2, 25, dtype=torch.float64)  # what "a ridge chosen on validation" chooses from
+RIDGE_GRID = torch.logspace(-4, 2, 25, dtype=torch.float64)  # the ridges that validation rows choose from
 MAX_PROBE_ROWS = 256  # rows of a client that a network's curvature is measured on
-ALL_RESOLVED = "resolved"  # sent where no hyperparameter is a word
+ALL_RESOLVED = "resolved"  # sent if no hyperparameter is a word
 LOCAL_FIT_RIDGE = 1e-6  # makes every client's own fit exist, also where its rows do not determine it
 
 
 class ClientStatistics(NamedTuple):
-    """Stacked over all clients, [m] unless said otherwise. What a task cannot say is nan or None."""
+    """Stacked over all clients, [m] unless stated otherwise. Statistics that a task does not have are nan or None."""
 
     n: Tensor  # training rows
     p: Tensor  # client weights
@@ -46,41 +47,43 @@ class ClientStatistics(NamedTuple):
     validation: Tensor  # validation rows
     federation: (
         FederationEstimates | None
-    )  # what all of them say together: how they vary and, for "rules", every rule's lam
+    )  # estimates from all clients: their variation and, for "rules", every rule's lam
 
 
 def collect_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
-    """The statistics of a cohort whose rows are in memory; the optional ones only where asked for."""
+    """Return the statistics of a cohort whose rows are in memory; optional ones only if required."""
     return add_federation_estimates(compute_statistics(task, data, w0, required), task, data.train, required)
 
 
 def compute_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
-    """What each client tells of itself: the statistics of many are stacked."""
+    """Return each client's own statistics, stacked."""
     return data.each(
         lambda block, _: _of_block(task, block, w0, required), None if isinstance(task, HasSolve) else chunk_size(task)
     )
 
 
 def add_federation_estimates(
-    each: ClientStatistics, task: Task, rows: ClientRows, required: tuple[str, ...]
+    statistics: ClientStatistics, task: Task, rows: ClientRows, required: tuple[str, ...]
 ) -> ClientStatistics:
-    """All clients' statistics with what they say together, as far as it was asked for."""
+    """Return the statistics with the federation's estimates, if these are required."""
     if not {"spread", "rules"} & set(required):
-        return each
-    return each._replace(federation=estimate_federation(task, rows, each.p, everything="rules" in required))
+        return statistics
+    return statistics._replace(federation=estimate_federation(task, rows, statistics.p, everything="rules" in required))
 
 
 def _of_block(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...]) -> ClientStatistics:
     rows = data.train.full(task) if isinstance(task, HasSolve) else _probe(data)
-    dear = (
+    is_expensive = (
         not isinstance(task, HasSolve) or task.dim > MAX_DENSE_PARAMETERS
-    )  # no fits and no Hessians of such tasks only to settle a number
+    )  # such tasks are not fitted only to resolve a number
     if not isinstance(task, HasSolve) and ALL_RESOLVED in required:
         constants = Constants(*(torch.full((len(data),), torch.nan, dtype=torch.float64) for _ in Constants._fields))
     else:
-        constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
+        constants = Constants(
+            *(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if is_expensive else None))
+        )
     fit = alone = None
-    if not dear and task.smooth_loss and "fit" in required:
+    if not is_expensive and task.smooth_loss and "fit" in required:
         fit = require(task, HasProx).prox(torch.zeros(1, task.dim, dtype=task.dtype), LOCAL_FIT_RIDGE, rows)
     if isinstance(task, HasProx) and task.dim <= MAX_DENSE_PARAMETERS and "alone" in required:
         alone = _ridge_path(task, rows, data.validation.padded())
@@ -89,7 +92,7 @@ def _of_block(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...
 
 
 def _ridge_path(task: Task, rows: Any, held_out: Batch) -> Tensor:
-    """[C, len(RIDGES)]: validation risk of each ridge fit, from stiff to loose, each from the one before."""
+    """Return [C, len(RIDGE_GRID)]: validation risk of each ridge fit, from large to small ridges, warm started."""
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     risk = torch.full((len(held_out.y), len(RIDGE_GRID)), torch.inf, dtype=torch.float64)
     fit = None

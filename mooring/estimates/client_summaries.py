@@ -1,22 +1,21 @@
-"""What a client sends so that heterogeneity and lam can be estimated: its size and a few sums, never a row.
+"""Client summaries for estimates of heterogeneity and lam: a client's size and a few sums, never a row.
 
-    LinearStats   n, X'X/n, X'y/n, y'y/n: all that half the squared loss L_i sees of the rows
-    LocalFits     n, the local fit w_i, and what its sampling covariance is made of:
+    LinearStats   n, X'X/n, X'y/n, y'y/n: all that half the squared loss L_i depends on
+    LocalFits     n, the local fit w_i, and the parts of its sampling covariance:
                   Cov(w_i) = H_i^-1 G_i H_i^-1 / n_i,   H_i Hessian of L_i,  G_i covariance of a record's gradient
 
-`summarise` builds the one that a task calls for. Laplace's approximation (`task_random_effects.py`) asks further, a
-few dozen
-times at most, for the fit that a given pull leaves and for its Hessian.
+`summarize_clients` builds the kind that a task needs. Laplace's approximation (`task_random_effects.py`) also requests,
+a few dozen times at most, the fit under a given pull and its Hessian.
 
 What this reveals. LinearStats: every moment up to the second of the client's columns and target, hence any linear model
-of them; a client of one row shows that row, one of fewer rows than columns shows the space that its rows span.
-LocalFits and penalised fits: a model of the client's own, the second moments of its columns as the model weighs them.
+of them; a client with one row reveals that row, one with fewer rows than columns the space that its rows span.
+LocalFits and penalised fits: a model of the client's own, the weighted second moments of its columns.
 The estimates of spread need only sums over clients (`reml.py`), so secure aggregation could hide each one's; the
 constants and the radii per client do not.
 
 Everything is stacked over the m clients and float64. Plain plug-in values of G_i and, for logistic tasks, of w_i itself
-are off by a factor 1 + O(d/n). With a few rows per coefficient that is as large as the heterogeneity that one looks
-for, hence the corrections in each builder below, which hold down to n = 3d (linear) and n = 10d (logistic).
+are off by a factor 1 + O(d/n). With a few rows per coefficient that is as large as the heterogeneity to be
+estimated, hence the corrections in each builder below, which hold down to n = 3d (linear) and n = 10d (logistic).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ ClientSummary = LinearStats | LocalFits
 
 
 def summarize_clients(task: Task, rows: Rows) -> ClientSummary:
-    """What the clients of a convex task send: sums for a linear one, fits with their covariances for others."""
+    """Return the summaries of a convex task: sums for a linear one, fits with their covariances for others."""
     if isinstance(task, Linear):
         return compute_linear_stats(rows, task.intercept, task.lift if isinstance(task, KernelRegression) else None)
     if isinstance(task, Logistic) and task.classes == 2:
@@ -69,7 +68,8 @@ def summarize_clients(task: Task, rows: Rows) -> ClientSummary:
 
 
 def omitted_ridge(task: Task) -> float:
-    """The task's ridge where `summarise` leaves it out of the Hessians, else 0: `convex_fits` is of the whole loss."""
+    """Return the task's ridge if `summarize_clients` leaves it out of the Hessians, else 0 (`fit_convex` includes
+    it)."""
     without = isinstance(task, Linear) or (isinstance(task, Logistic) and task.classes == 2)
     return float(task.ridge) if without else 0.0
 
@@ -133,11 +133,11 @@ def fit_logistic(rows: Rows, intercept: bool = False) -> LocalFits:
     """
 
     def block(batch: Batch) -> LocalFits:
-        found = fit_firth(_design(batch, intercept), batch.y > 0, batch.weight > 0)
+        firth = fit_firth(_design(batch, intercept), batch.y > 0, batch.weight > 0)
         n = _count(batch)
-        hessian = found.curvature / n[:, None, None]
-        freedom = torch.where(is_determined(n, found.fisher), (n - hessian.shape[1]) / 2, 0.0)
-        return LocalFits(n, found.fit, hessian, found.phi[:, None, None] * hessian, freedom)
+        hessian = firth.curvature / n[:, None, None]
+        freedom = torch.where(is_determined(n, firth.fisher), (n - hessian.shape[1]) / 2, 0.0)
+        return LocalFits(n, firth.fit, hessian, firth.phi[:, None, None] * hessian, freedom)
 
     return _by_blocks(rows, block, pairs=True)
 
@@ -148,13 +148,13 @@ def fit_convex(task: Task, rows: Rows) -> LocalFits:
     First-order asymptotics: good for n much larger than d, biased where the fit itself is (n around 10d and below).
     """
     if not isinstance(task, HasSolve):
-        raise RequestError(f"convex_fits: task '{task.name}' has no exact minimizer (solve); use a convex task.")
+        raise RequestError(f"fit_convex: task '{task.name}' has no exact minimizer (solve); use a convex task.")
 
     def block(batch: Batch) -> LocalFits:
         n, fit = _count(batch), require(task, HasSolve).solve(batch)
         clients, longest = batch.y.shape[:2]
-        alone = torch.ones(clients * longest, 1, dtype=batch.weight.dtype)
-        records = Batch(batch.x.flatten(0, 1)[:, None], batch.y.flatten(0, 1)[:, None], alone)
+        unit_weight = torch.ones(clients * longest, 1, dtype=batch.weight.dtype)
+        records = Batch(batch.x.flatten(0, 1)[:, None], batch.y.flatten(0, 1)[:, None], unit_weight)
         score = task.grad(fit.repeat_interleave(longest, 0), records).view(clients, longest, -1).double()
         valid = (batch.weight > 0)[..., None]
         score = valid * (score - (batch.weight[..., None] * score).sum(1, keepdim=True))
@@ -189,10 +189,10 @@ def is_determined(n: Tensor, hessian: Tensor) -> Tensor:
 
 def fit_covariance(fits: LocalFits) -> Tensor:
     """[m, d, d]: H^-1 G H^-1 / n; nan for clients whose rows do not determine their fit."""
-    known = fits.freedom > 0
-    bread = inverse(fits.hessian, known)
+    has_fit = fits.freedom > 0
+    bread = inverse(fits.hessian, has_fit)
     cov = bread @ fits.gradient_cov @ bread / fits.n[:, None, None]
-    return torch.where(known[:, None, None], (cov + cov.mT) / 2, torch.nan)
+    return torch.where(has_fit[:, None, None], (cov + cov.mT) / 2, torch.nan)
 
 
 def shaped_covariance(fits: LocalFits) -> Tensor:

@@ -1,10 +1,10 @@
-"""The constants of the theorems, estimated: curvature, noise, the loss's bound; each with an interval and doubts.
+"""The constants of the theorems, estimated: curvature, noise, the loss's bound; each with an interval and warnings.
 
     smooth          largest curvature of any client's risk          mu       smallest
     noise           rho: root mean square of a record's gradient at its client's truth, the largest client's
     response_noise  sigma of a linear task                          ell_max  largest loss of any record
 
-At a fit the gradients have been made small: rho^2 and sigma^2 carry the factor n/(n - d) (summaries.py). Intervals are
+At a fit the gradients are small: rho^2 and sigma^2 carry the factor n/(n - d) (summaries.py). Intervals are
 for sampling error with normal records: eigenvalues by Anderson (1963), variances by chi-square. All are first-order.
 """
 
@@ -25,7 +25,7 @@ from mooring.estimates.random_effects import fit_reml
 from mooring.estimates.reml import MAX_VARIANCE_RATIO
 from mooring.theory.weights import check_weights
 
-FLAT_EIGENVALUE_SHARE = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
+FLAT_EIGENVALUE_SHARE = 1e-8  # a curvature below this share of the largest is a direction without variation
 SAMPLE_WARNING = "{} is a property of the rows at hand: that of the true risk may be outside of the interval."
 
 
@@ -46,7 +46,7 @@ def estimate_constants(
 ) -> ConstantEstimates:
     """All constants that the summaries allow.
 
-    `losses` holds every record's loss at its client's fit, `bounded` says whether the loss has a bound at all.
+    `losses` contains every record's loss at its client's fit; `bounded` states whether the loss has a bound.
     """
     fits = local_fits(summary)
     unknown = unidentified("Not asked for.")
@@ -80,29 +80,29 @@ def strong_convexity(hessian: Tensor, n: Tensor, level: float = 0.95) -> Estimat
 
 def theorem_convexity(hessian: Tensor, n: Tensor, p: Tensor, level: float = 0.95) -> Estimate:
     """mu for the theorems: the smallest client's, or that of the averaged risk where rows leave directions open."""
-    least = strong_convexity(hessian, n, level)
-    if least.value > FLAT_EIGENVALUE_SHARE * float(torch.linalg.eigvalsh(hessian).max()):
-        return least
+    smallest = strong_convexity(hessian, n, level)
+    if smallest.value > FLAT_EIGENVALUE_SHARE * float(torch.linalg.eigvalsh(hessian).max()):
+        return smallest
     values = torch.linalg.eigvalsh((p[:, None, None] * hessian).sum(0))
-    seen = values[values > FLAT_EIGENVALUE_SHARE * values[-1]]
-    said = "Some clients' rows leave directions open (mu_i = 0); mu of the averaged risk stands in for theirs."
-    if len(seen) < len(values):
-        said += f" {len(values) - len(seen)} direction(s) that no row looks along are left out."
-    return Estimate(float(seen[0]) if len(seen) else 0.0, nan, nan, "averaged Hessian", (said,))
+    positive = values[values > FLAT_EIGENVALUE_SHARE * values[-1]]
+    warning = "Some clients' rows leave directions open (mu_i = 0); mu of the averaged risk stands in for theirs."
+    if len(positive) < len(values):
+        warning += f" {len(values) - len(positive)} direction(s) that no row looks along are left out."
+    return Estimate(float(positive[0]) if len(positive) else 0.0, nan, nan, "averaged Hessian", (warning,))
 
 
 def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
     """rho, the largest client's root mean square gradient of a record at its truth."""
-    known = fits.freedom > 0
-    if not bool(known.any()):
+    has_fit = fits.freedom > 0
+    if not bool(has_fit.any()):
         return unidentified(
             "No client's rows determine all of its coefficients, so that the gradient noise is unknown."
         )
-    square = torch.where(known, trace(fits.gradient_cov), -inf)
+    square = torch.where(has_fit, trace(fits.gradient_cov), -inf)
     top = int(square.argmax())
     low, high = _variance_interval(float(square[top]), float(fits.freedom[top]), level)
-    few = int((~known).sum())
-    warnings: tuple[str, ...] = (f"{few} clients with n <= d were left out.",) if few else ()
+    dropped = int((~has_fit).sum())
+    warnings: tuple[str, ...] = (f"{dropped} clients with n <= d were left out.",) if dropped else ()
     warnings += ("The largest of the clients' estimates tends to be too large.",)
     return Estimate(float(square[top]) ** 0.5, low**0.5, high**0.5, "gradients of single rows at the fits", warnings)
 
@@ -120,8 +120,8 @@ def response_noise(stats: LinearStats, level: float = 0.95) -> Estimate:
             )
         value = float(spread.noise[0]) ** 0.5
         return Estimate(value, nan, nan, "restricted likelihood under a common spread", spread.warnings)
-    own = stats.n * (stats.yy - (fits.fit * stats.moment).sum(1)).clamp(min=0)
-    square = float(own[fits.freedom > 0].sum()) / freedom
+    squares = stats.n * (stats.yy - (fits.fit * stats.moment).sum(1)).clamp(min=0)
+    square = float(squares[fits.freedom > 0].sum()) / freedom
     low, high = _variance_interval(square, freedom, level)
     return Estimate(square**0.5, low**0.5, high**0.5, "residuals of the clients' own fits")
 
@@ -138,19 +138,19 @@ def loss_bound(losses: Tensor, bounded: bool) -> Estimate:
 def assumption_warnings(
     mu: float, smooth: float, n: ArrayLike, p: ArrayLike, lam: float | None = None, bounded_domain: bool = True
 ) -> tuple[str, ...]:
-    """Which assumptions of `alternative`'s and `effect`'s theorems fail at these constants."""
+    """Return warnings on assumptions of `alternative`'s and `effect`'s theorems that fail at these constants."""
     p, n = check_weights(p, n)
-    found = []
+    failed = []
     if not mu > 0:
-        found.append(f"The risk is not strongly convex (mu = {mu:g}): no theorem on lam applies.")
-    elif (few := int(np.sum(n < 4 * smooth / mu))) > 0:
-        least = f"4 smooth/mu = {4 * smooth / mu:.3g}"
-        found.append(f"{few} clients have fewer than {least} rows (alternative, Theorem 4.4).")
+        failed.append(f"The risk is not strongly convex (mu = {mu:g}): no theorem on lam applies.")
+    elif (small_clients := int(np.sum(n < 4 * smooth / mu))) > 0:
+        required_rows = f"4 smooth/mu = {4 * smooth / mu:.3g}"
+        failed.append(f"{small_clients} clients have fewer than {required_rows} rows (alternative, Theorem 4.4).")
     if lam is not None and mu > 0 and p.max() * lam > mu / 16 * (1 + 1e-9):
-        found.append(f"p_max lam = {p.max() * lam:.3g} exceeds mu/16 = {mu / 16:.3g} (alternative, Eq. C.5).")
+        failed.append(f"p_max lam = {p.max() * lam:.3g} exceeds mu/16 = {mu / 16:.3g} (alternative, Eq. C.5).")
     if not bounded_domain:
-        found.append("The domain is unbounded: D and ell_max (alternative, Assumption A) do not exist.")
-    return tuple(found)
+        failed.append("The domain is unbounded: D and ell_max (alternative, Assumption A) do not exist.")
+    return tuple(failed)
 
 
 def _eigenvalue(values: Tensor, at: int, n: Tensor, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:

@@ -1,4 +1,4 @@
-"""A number that was estimated: its value, an interval, how it was found and what to doubt about it."""
+"""A number that was estimated: its value, an interval, its method and warnings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Estimate(NamedTuple):
     value: Any  # a number, or a tensor with one entry per client
     low: Any
     high: Any
-    method: str  # where it came from
+    method: str  # how it was estimated
     warnings: tuple[str, ...] = ()
 
 
 def unidentified(reason: str) -> Estimate:
-    """The data cannot tell: no value and no interval, but the reason."""
+    """Return an estimate without value and interval, with the reason."""
     return Estimate(nan, nan, nan, "not identified", (reason,))

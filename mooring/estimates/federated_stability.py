@@ -28,18 +28,18 @@ def federated_stability(task: Task, rows: Rows, fit: Fit, tries: int = 10, seed:
     """
     before = fit(rows)
     rng = np.random.default_rng(seed)
-    total, found = len(rows.y), torch.zeros(len(rows), dtype=torch.float64)
+    total, largest = len(rows.y), torch.zeros(len(rows), dtype=torch.float64)
     for i in range(len(rows)):
         start, size = int(rows.start[i]), int(rows.size[i])
-        others = [k for k in range(total) if not start <= k < start + size] or list(range(total))
+        candidates = [k for k in range(total) if not start <= k < start + size] or list(range(total))
         for _ in range(tries if size else 0):
-            place, drawn = start + int(rng.integers(size)), int(rng.choice(others))
+            place, source = start + int(rng.integers(size)), int(rng.choice(candidates))
             x, y = rows.x.clone(), rows.y.clone()
-            x[place], y[place] = rows.x[drawn], rows.y[drawn]
+            x[place], y[place] = rows.x[source], rows.y[source]
             after = fit(replace(rows, x=x, y=y, cache={}))
             change = (record_losses(task, before[i], rows) - record_losses(task, after[i], rows)).abs().max()
-            found[i] = torch.maximum(found[i], change.double())
-    return found
+            largest[i] = torch.maximum(largest[i], change.double())
+    return largest
 
 
 def record_losses(task: Task, w: Tensor, rows: Rows) -> Tensor:

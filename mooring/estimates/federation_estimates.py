@@ -1,6 +1,6 @@
-"""Estimates of a federation: the summaries of the clients of a convex task, how they vary, and lam by every rule.
+"""Estimates of a federation: the summaries of the clients of a convex task, their variation, and lam by every rule.
 
-`fit` (lam = "auto" or a rule's name), `mooring theory` and `advise` all go this way, so the same rows give the same
+`fit` (lam = "auto" or a rule's name), `mooring theory` and `advise` all use this module, so that equal rows give equal
 numbers. Clients without rows are left out.
 """
 
@@ -24,54 +24,56 @@ from mooring.estimates.task_random_effects import SampledRandomEffects, availabl
 
 @dataclass(frozen=True, eq=False)
 class FederationEstimates:
-    clients: Tensor  # [k], those with rows, by their places among all
+    clients: Tensor  # [k], positions of the clients with rows
     n: Tensor  # [k]
     p: Tensor  # [k], their weights, of sum 1
-    ridge: float  # what the summary's Hessians lack of the task's own
+    ridge: float  # the task's ridge that the summary's Hessians leave out
     scalar: SampledRandomEffects  # places in these are among the k
-    diagonal: (
-        SampledRandomEffects | None
-    )  # None: the coefficients are too many to have one each, or it was not asked for
-    summary: ClientSummary | None  # None: not asked for
+    diagonal: SampledRandomEffects | None  # None: too many coefficients, or not requested
+    summary: ClientSummary | None  # None: not requested
 
     @property
     def auto(self) -> float:
-        """What lam = "auto" becomes."""
+        """The value of lam = "auto"."""
         return resolve_auto_lam(self.scalar, self.n, self.p)
 
     @property
     def rules(self) -> dict[str, LambdaRule]:
-        """lam by every rule; the summary must have been asked for."""
+        """lam by every rule; needs the summary."""
         assert self.summary is not None
         spreads = self.scalar, self.diagonal or self.scalar
         return lambda_rules(self.summary, self.p, *spreads, self.ridge, self.radii)
 
     @property
     def best(self) -> SampledRandomEffects:
-        """One spread for all coefficients or one each, as the likelihood prefers."""
+        """The form of variation that the likelihood prefers."""
         if self.diagonal is None or choose_by_aic(self.scalar.spread, self.diagonal.spread) is self.scalar.spread:
             return self.scalar
         return self.diagonal
 
     @cached_property
     def radii(self) -> Radii:
-        """R, R_max and R_i; the summary must have been asked for."""
+        """R, R_max and R_i; needs the summary."""
         assert self.summary is not None
         return estimate_radii(self.summary, self.best, self.p)
 
 
 def estimate_federation(task: Task, rows: ClientRows, p: Tensor, everything: bool = True) -> FederationEstimates | None:
-    """How the clients vary and, with `everything`, all that the rules need; None where the spread cannot be told."""
+    """Return the clients' variation and, with `everything`, all that the rules need; None if it cannot be estimated."""
     size = rows.size
-    asked = torch.nonzero(size > 0)[:, 0]
-    some = rows if len(asked) == len(size) else rows.select(asked)
-    scalar = estimate_random_effects(task, some)
+    with_rows = torch.nonzero(size > 0)[:, 0]
+    sampled = rows if len(with_rows) == len(size) else rows.select(with_rows)
+    scalar = estimate_random_effects(task, sampled)
     if scalar is None:
         return None
     diagonal = (
-        estimate_random_effects(task, some, "diagonal") if everything and "diagonal" in available_forms(task) else None
+        estimate_random_effects(task, sampled, "diagonal")
+        if everything and "diagonal" in available_forms(task)
+        else None
     )
-    summary = summarize_rows(task, some) if everything else None
-    weight = p[asked].double()
+    summary = summarize_rows(task, sampled) if everything else None
+    weight = p[with_rows].double()
     ridge = omitted_ridge(task)
-    return FederationEstimates(asked, size[asked].double(), weight / weight.sum(), ridge, scalar, diagonal, summary)
+    return FederationEstimates(
+        with_rows, size[with_rows].double(), weight / weight.sum(), ridge, scalar, diagonal, summary
+    )

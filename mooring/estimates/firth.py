@@ -5,7 +5,7 @@
              W~_j = W_j (1 + h_j) - h_j (1 - 2 pi_j)^2 / 2
     Cov(w) = phi J^-1,   phi = sum_j s_j^2 / sum_j W~_j (1 - h~_j),   s_j = y_j - pi_j + h_j (1/2 - pi_j)
 
-with h~_j = W~_j x_j'J^-1 x_j. phi compares the score's variance with what the model says, both with the degrees of
+with h~_j = W~_j x_j'J^-1 x_j. phi compares the score's variance with that of the model, both with the degrees of
 freedom that fitting took: for least squares the same expression is RSS/(n - d). At n = 10 d maximum likelihood
 overstates w by a tenth and its Fisher information understates the variance as much; w and Cov(w) here are right to
 about a hundredth, and w is finite for separable rows.
@@ -28,7 +28,7 @@ MAX_PAIR_ROWS = 2_000  # up to so many rows a client's curvature includes its te
 MAX_ROWS_PER_COEFFICIENT = 100  # and up to so many rows per coefficient: its share is of order d/n
 RELATIVE_RIDGE = 1e-10  # relative ridge that keeps the algebra finite for clients with too few rows
 MIN_CURVATURE_SHARE = 0.25  # J counts only where it is at least this share of the Fisher information
-MAX_PHI = 3.0  # phi is 1 up to sampling error: anything further off is a client of few rows close to separation
+MAX_PHI = 3.0  # phi is 1 up to sampling error: larger values come from small, nearly separable clients
 MAX_LOG_ODDS_STEP = 4.0  # no record's log-odds move by more than this in one step
 
 
@@ -46,7 +46,7 @@ def fit_firth(x: Tensor, success: Tensor, valid: Tensor) -> FirthFit:
     size = (x**2).sum((1, 2)) / n
     floor = RELATIVE_RIDGE * size.clamp(min=RELATIVE_RIDGE)[:, None, None] * torch.eye(d, dtype=x.dtype)
 
-    last: list[tuple[Tensor, ...]] = []  # Newton's method asks for value, slope and direction at the same w
+    last: list[tuple[Tensor, ...]] = []  # Newton's method needs value, slope and direction at the same w
 
     def parts(w: Tensor) -> tuple[Tensor, ...]:
         if not last or not torch.equal(last[0][0], w):
@@ -98,5 +98,5 @@ def _leverage(x: Tensor, curve: Tensor, factor: Tensor) -> Tensor:
 
 
 def _score(y: Tensor, valid: Tensor, prob: Tensor, h: Tensor) -> Tensor:
-    """[m, B]: what each record adds to the derivative of the penalised log-likelihood in its log-odds."""
+    """[m, B]: each record's part of the derivative of the penalised log-likelihood in its log-odds."""
     return valid * (y - prob + h * (0.5 - prob))

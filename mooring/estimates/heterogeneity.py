@@ -5,11 +5,10 @@
 
 for the clients at hand (they are not a sample of others; only their records are random). Fits scatter even if all
 w*_i are equal: E sum_i p_i |w_i - wbar|^2 = R^2 + sum_i p_i (1 - p_i) tr Cov(w_i). Each client estimates its part of
-the second term (`client_summaries.py`), which is taken off; `quadratic_form.py` makes the interval. Per client that
-takes a
-model and its covariance.
+the second term (`client_summaries.py`), which is subtracted; `quadratic_form.py` computes the interval. Each client
+sends a model and its covariance.
 
-Norms are those of the coefficients, so R changes with the units of the features: standardise them first.
+Norms are those of the coefficients, so R changes with the units of the features: standardize them first.
 
 Source   alternative, Section 1.1 and Assumptions B, C (R); kernel, Section 6 (Gamma).
          The estimates are ours; `alternative` names estimating R as open.
@@ -49,7 +48,7 @@ def estimate_radius(summary: ClientSummary, p: Tensor | None = None, level: floa
 
 
 def estimate_client_radii(summary: ClientSummary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
-    """R_i [m], each client's distance from the average model; each interval holds for its client alone."""
+    """R_i [m], each client's distance from the average model; each interval holds for its client only."""
     fits = local_fits(summary)
     p = resolve_client_weights(p, fits.n)
     if problem := _undetermined(fits):
@@ -64,8 +63,8 @@ def estimate_max_radius(summary: ClientSummary, p: Tensor | None = None, level: 
     p = resolve_client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
-    away, form = _from_average(fits, p)
-    distance = away.norm(dim=1).numpy()
+    deviation, form = _from_average(fits, p)
+    distance = deviation.norm(dim=1).numpy()
     reach = np.sqrt(noise_quantile(form, level ** (1 / len(p))))
     value = np.sqrt(np.maximum(form.square - form.bias, 0).max())
     low, high = np.maximum(distance - reach, 0).max(), (distance + reach).max()
@@ -104,17 +103,17 @@ def resolve_client_weights(p: Tensor | None, n: Tensor) -> Tensor:
 
 def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor) -> QuadraticForm:
     """Q = sum_i p_i |x_i - xbar|^2: A = diag(p) - pp' over clients, so AV is block diagonal less a matrix of rank d."""
-    away = points - p @ points
-    square = (p * away.square().sum(1)).sum()
-    one = p[:, None, None] * cov
-    two = one @ one
-    three = two @ one
-    u1, u2, u3 = ((p[:, None, None] * power).sum(0) for power in (one, two, three))
+    deviation = points - p @ points
+    square = (p * deviation.square().sum(1)).sum()
+    power1 = p[:, None, None] * cov
+    two = power1 @ power1
+    three = two @ power1
+    u1, u2, u3 = ((p[:, None, None] * power).sum(0) for power in (power1, two, three))
     second = trace(two).sum() - 2 * trace(u2) + trace(u1 @ u1)
     third = trace(three).sum() - 3 * trace(u3) + 3 * trace(u2 @ u1) - trace(u1 @ u1 @ u1)
     weight = p * (1 - p)
     bias = (weight * v).sum()
-    along = p[:, None] * away
+    along = p[:, None] * deviation
     directed = torch.einsum("mi,mij,mj->", along, cov, along)
     even = (p**2 * (1 - 2 * p + p.square().sum()) * v).sum() / (points.shape[1] * weight.sum())
     parts = (weight**2 * 2 * v**2 / freedom).sum(), (weight**3 * 8 * v**3 / freedom**2).sum()
@@ -124,21 +123,21 @@ def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor)
 def _from_average(fits: LocalFits, p: Tensor) -> tuple[Tensor, QuadraticForm]:
     """w_i - wbar, and the squares |w_i - wbar|^2."""
     v, cov = trace(fit_covariance(fits)), shaped_covariance(fits)
-    own = 1 - 2 * p
-    contrast = own[:, None, None] * cov + (p**2 @ cov.flatten(1)).view(cov.shape[1:])
-    bias = own * v + (p**2 * v).sum()
-    bias2 = own**2 * 2 * v**2 / fits.freedom + (p**4 * 2 * v**2 / fits.freedom).sum()
-    away = fits.fit - p @ fits.fit
-    return away, _each(away, contrast, bias, bias2)
+    shrink = 1 - 2 * p
+    contrast = shrink[:, None, None] * cov + (p**2 @ cov.flatten(1)).view(cov.shape[1:])
+    bias = shrink * v + (p**2 * v).sum()
+    bias2 = shrink**2 * 2 * v**2 / fits.freedom + (p**4 * 2 * v**2 / fits.freedom).sum()
+    deviation = fits.fit - p @ fits.fit
+    return deviation, _each(deviation, contrast, bias, bias2)
 
 
-def _each(away: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> QuadraticForm:
-    """One square |away_i|^2 per client, with noise of covariance cov_i and an estimated bias of variance bias2."""
+def _each(deviation: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> QuadraticForm:
+    """One square |deviation_i|^2 per client, with noise of covariance cov_i and an estimated bias of variance bias2."""
     two = cov @ cov
-    directed = torch.einsum("mi,mij,mj->m", away, cov, away)
+    directed = torch.einsum("mi,mij,mj->m", deviation, cov, deviation)
     second, third = trace(two), (two * cov).sum((1, 2))
     bias3 = (2 * bias2**2 / bias).nan_to_num()  # as for a multiple of a chi-square variable
-    return _form(away.square().sum(1), bias, second, third, directed, bias / away.shape[1], bias2, bias3)
+    return _form(deviation.square().sum(1), bias, second, third, directed, bias / deviation.shape[1], bias2, bias3)
 
 
 def _form(square, bias, second, third, directed, even, bias2, bias3) -> QuadraticForm:
@@ -160,12 +159,12 @@ def _rooted(form: QuadraticForm, level: float, method: str, warnings: tuple[str,
 
 
 def _undetermined(fits: LocalFits) -> Estimate | None:
-    few = int((fits.freedom <= 0).sum())
-    if not few:
+    undetermined = int((fits.freedom <= 0).sum())
+    if not undetermined:
         return None
     d = fits.fit.shape[1]
     return unidentified(
-        f"{few} of {len(fits.n)} clients have rows that do not determine their d = {d} coefficients; "
+        f"{undetermined} of {len(fits.n)} clients have rows that do not determine their d = {d} coefficients; "
         "leave them out, or state a spread and use radius_likelihood."
     )
 

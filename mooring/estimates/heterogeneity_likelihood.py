@@ -1,11 +1,11 @@
-"""R under a stated spread w_i ~ N(w, diag(tau^2)): for clients whose own rows do not determine their coefficients.
+"""R under a stated spread w_i ~ N(w, diag(tau^2)): for clients with too few rows to determine their coefficients.
 
 Given tau, the data leave a Gaussian posterior for the clients at hand, hence for R^2 = sum_i p_i |w_i - w_avg|^2 a mean
 and a variance (matched by a gamma variable). tau itself, scaled along its estimate, is weighed by its restricted
 likelihood with a flat prior on the scale (Gelman 2006) and on log sigma. The lower end is 0 where the likelihood does
 not rule out tau = 0.
 
-What the rows do not show is filled in by the assumption of a common spread: R is then as good as that assumption.
+Where rows are missing, R relies on the assumption that all clients share one distribution.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def estimate_radii(
 ) -> Radii:
     """R, R_max and R_i: from debiased fits if all clients have one, else under the spread that was estimated.
 
-    Under the spread R_i and R_max have no intervals; clients that it was not estimated from stand at R.
+    Under the spread R_i and R_max have no intervals; clients that it was not estimated from get R.
     """
     fits = local_fits(summary)
     p = resolve_client_weights(p, fits.n)
@@ -56,15 +56,15 @@ def estimate_radii(
         return Radii(
             estimate_radius(fits, p, level), estimate_max_radius(fits, p, level), estimate_client_radii(fits, p, level)
         )
-    found, asked = spread
-    share = p[asked] / p[asked].sum()
-    rms = estimate_radius_by_likelihood(found, fits.n[asked], share, level)
-    each = torch.full_like(p, rms.value)
-    each[asked] = ((found.models - share @ found.models).square().sum(1) + trace(found.covs)).sqrt()
-    method, doubts = found.method, (*found.warnings, ASSUMPTION_WARNING)
-    unknown = torch.full_like(each, nan)
-    most = Estimate(float(each.max()), nan, nan, method, doubts)
-    return Radii(rms, most, Estimate(each, unknown, unknown, method, doubts))
+    effects, sampled = spread
+    share = p[sampled] / p[sampled].sum()
+    rms = estimate_radius_by_likelihood(effects, fits.n[sampled], share, level)
+    client_radii = torch.full_like(p, rms.value)
+    client_radii[sampled] = ((effects.models - share @ effects.models).square().sum(1) + trace(effects.covs)).sqrt()
+    method, doubts = effects.method, (*effects.warnings, ASSUMPTION_WARNING)
+    unknown = torch.full_like(client_radii, nan)
+    largest = Estimate(float(client_radii.max()), nan, nan, method, doubts)
+    return Radii(rms, largest, Estimate(client_radii, unknown, unknown, method, doubts))
 
 
 def estimate_radius_by_likelihood(
@@ -86,11 +86,11 @@ def estimate_radius_by_likelihood(
         return float(weight @ gammainc(shape, rate * r**2))
 
     tail = (1 - level) / 2
-    plain = spread.data._replace(tilt=None)
-    likeliest = maximize_likelihood(plain, torch.ones_like(spread.variance) if spread.form == "scalar" else None)[
+    data = spread.data._replace(tilt=None)
+    likeliest = maximize_likelihood(data, torch.ones_like(spread.variance) if spread.form == "scalar" else None)[
         0
     ].deviance
-    ruled_out = evaluate_deviance(plain, torch.zeros_like(unit)).deviance - likeliest > chdtri(1, 2 * tail)
+    ruled_out = evaluate_deviance(data, torch.zeros_like(unit)).deviance - likeliest > chdtri(1, 2 * tail)
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5
     low = _quantile(below, tail, top) if ruled_out else 0.0
@@ -103,12 +103,12 @@ def _posterior(data: GaussianLikelihoods, t: Tensor, p: Tensor) -> tuple[float, 
     at = evaluate_deviance(data, t)
     pull = torch.eye(len(t), dtype=t.dtype) - t[:, None] * at.p  # how w_i follows w
     cov = at.covs
-    away = at.models - p @ at.models
+    deviation = at.models - p @ at.models
     follow = pull - (p @ pull.flatten(1)).view(pull.shape[1:])
     common = at.noise * float(p @ ((follow @ at.w_cov) * follow).sum((1, 2)))
-    shown, hidden = (p * away.square().sum(1)).sum(), (p * (1 - p) * trace(cov)).sum() + common
-    mean = shown + hidden
-    along = p[:, None] * away
+    observed, hidden = (p * deviation.square().sum(1)).sum(), (p * (1 - p) * trace(cov)).sum() + common
+    mean = observed + hidden
+    along = p[:, None] * deviation
     variance = 2 * p**2 @ cov.square().sum((1, 2)) + 4 * ((cov @ along[..., None])[..., 0] * along).sum()
     if data.rows is not None:  # the posterior covariances scale with a noise that is known to so many rows only
         variance = variance + 2 * hidden**2 / (data.rows - len(t))

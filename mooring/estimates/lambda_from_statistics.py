@@ -2,8 +2,8 @@
 
     mu = min_i convex_i        smooth = max_i smooth_i        noise = max_i noise_i
 
-These bound the curvature wherever training may go, which step sizes need; the rules for lam take the curvature at the
-fits (`lambda_rules.py`), as `mooring theory` prints it.
+These bound the curvature at all models that training may reach, which step sizes need; the rules for lam take the
+curvature at the fits (`lambda_rules.py`), as `mooring theory` prints it.
 """
 
 from __future__ import annotations
@@ -53,24 +53,28 @@ def require_federation(owner: str, task: Task, statistics: Any) -> FederationEst
 def resolve_lam_rule(owner: str, rule: str, task: Task, statistics: Any) -> float | PerClientPenalty:
     """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
     federation = require_federation(owner, task, statistics)
-    found = federation.rules[rule]
-    most = MAX_LAM_PER_SMOOTHNESS * float(statistics.smooth[federation.clients].max())
-    lam = torch.as_tensor(found.lam, dtype=torch.float64)
+    lam_rule = federation.rules[rule]
+    max_lam = MAX_LAM_PER_SMOOTHNESS * float(statistics.smooth[federation.clients].max())
+    lam = torch.as_tensor(lam_rule.lam, dtype=torch.float64)
     if bool(lam.isnan().any()):
-        raise RequestError(f"{owner} has no value here: {' '.join(found.warnings) or 'its constants are unknown.'}")
+        raise RequestError(f"{owner} has no value here: {' '.join(lam_rule.warnings) or 'its constants are unknown.'}")
     if lam.ndim == 0:
-        if lam > most:
+        if lam > max_lam:
             warnings.warn(
                 f"{owner}: the rule asks for more than {MAX_LAM_PER_SMOOTHNESS:g} times the smoothness; lam is "
                 "cut there."
             )
-        return min(float(lam), most)
+        return min(float(lam), max_lam)
     if rule == "coefficient":
-        return PerClientPenalty(per_coefficient=tuple(lam.clamp(max=most).tolist()))
-    each, factor = (lam, None) if lam.ndim == 1 else lam_factors(federation.diagonal or federation.scalar, federation.n)
-    everyone = torch.full((len(statistics.n),), most, dtype=torch.float64)  # who has no rows follows the global model
-    everyone[federation.clients] = each.clamp(max=most)
-    per_client = tuple(everyone.tolist())
+        return PerClientPenalty(per_coefficient=tuple(lam.clamp(max=max_lam).tolist()))
+    client_lams, factor = (
+        (lam, None) if lam.ndim == 1 else lam_factors(federation.diagonal or federation.scalar, federation.n)
+    )
+    all_lams = torch.full(
+        (len(statistics.n),), max_lam, dtype=torch.float64
+    )  # clients without rows use the global model
+    all_lams[federation.clients] = client_lams.clamp(max=max_lam)
+    per_client = tuple(all_lams.tolist())
     return PerClientPenalty(
-        per_client, None if factor is None else tuple(factor.clamp(max=most / float(each.min())).tolist())
+        per_client, None if factor is None else tuple(factor.clamp(max=max_lam / float(client_lams.min())).tolist())
     )

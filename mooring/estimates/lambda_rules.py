@@ -1,6 +1,6 @@
-"""lam from data: every rule side by side, each with where it came from.
+"""lam from data: all rules in one table, each with its source.
 
-    auto                    `one`, but at most TIGHTEST times the curvature
+    auto                    `one`, but at most MAX_AUTO_LAM_PER_CURVATURE times the curvature
     one                     the single lam with the least expected risk under the estimated spread
     client                  lam_i  = sigma^2 / (n_i tau^2)
     coefficient             lam_j  = sigma^2 S1 / tau_j^2            S1 = sum_i p_i/n_i
@@ -15,10 +15,10 @@ right for
 others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for one global
 model, lam = 0 for local models.
 
-One table serves all: `mooring theory` prints it, and an algorithm whose lam is one of these words settles it here.
-Where no spread is seen, `one` is inf. `auto` then stops at TIGHTEST times the curvature, where a model follows its own
-rows by less than a tenth: tighter pulls gain nothing, and methods that move the global model through the pull would
-stand still.
+One table serves all: `mooring theory` prints it, and an algorithm whose lam is one of these words resolves it here.
+If no variation is estimated, `one` is inf. `auto` then stops at a multiple of the curvature, where a model follows its
+own rows by less than a tenth: stronger pulls gain nothing, and methods that move the global model through the pull
+would not move.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
 from mooring.theory.weights import s1
 
-LAM_DIGITS = 8  # significant digits of a lam that clients settle on
+LAM_DIGITS = 8  # significant digits of a lam that clients resolve
 MAX_LAM_PER_SMOOTHNESS = (
     1e4  # lam of `effect` is cut at so many times the smoothness: there models are one global model to four digits
 )
@@ -74,15 +74,19 @@ def lambda_rules(
 ) -> dict[str, LambdaRule]:
     """All rules from the clients' summaries; nan where a rule has no value.
 
-    Spreads that are not given are estimated from the summaries alone, and radii from the likelier of them; `ridge` is
-    what the summary's Hessians lack of the task's curvature (`ridge_left_out`).
+    Missing spreads are estimated from the summaries, and radii from the likelier of them; `ridge` is
+    the task's ridge that the summary's Hessians leave out (`omitted_ridge`).
     """
     fits = local_fits(summary)
     n, p = fits.n, resolve_client_weights(p, fits.n)
     scalar = scalar or _from_summary(summary, "scalar")
     diagonal = diagonal or _from_summary(summary, "diagonal")
     (per_client, tau), (rich_per_client, taus) = lam_factors(scalar, n), lam_factors(diagonal, n)
-    source, doubts, more = f"empirical Bayes, {scalar.spread.method}", scalar.spread.warnings, diagonal.spread.warnings
+    source, doubts, diagonal_doubts = (
+        f"empirical Bayes, {scalar.spread.method}",
+        scalar.spread.warnings,
+        diagonal.spread.warnings,
+    )
     table = {
         "auto": LambdaRule(
             resolve_auto_lam(scalar, n, p),
@@ -91,30 +95,32 @@ def lambda_rules(
         ),
         "one": LambdaRule(round_lam(compute_single_lam(scalar, n, p)), source, doubts),
         "client": LambdaRule(per_client * tau[0], source, doubts),
-        "coefficient": LambdaRule((p @ rich_per_client) * taus, source, more),
-        "client_and_coefficient": LambdaRule(rich_per_client[:, None] * taus, source, more),
+        "coefficient": LambdaRule((p @ rich_per_client) * taus, source, diagonal_doubts),
+        "client_and_coefficient": LambdaRule(rich_per_client[:, None] * taus, source, diagonal_doubts),
     }
     best = diagonal if choose_by_aic(scalar.spread, diagonal.spread) is diagonal.spread else scalar
     return table | _theorems(fits, p, best, ridge, radii or estimate_radii(summary, best, p))
 
 
 def resolve_auto_lam(among: SampledRandomEffects, n: Tensor, p: Tensor) -> float:
-    """What lam = "auto" becomes: `one_for_all`, cut at TIGHTEST times the mean of the clients' largest curvatures."""
-    spread, asked = among
-    top = torch.linalg.eigvalsh(client_hessians(spread, n[asked]))[:, -1]
-    share = p[asked] / p[asked].sum()
+    """Return the value of "auto": `one`, capped at a multiple of the mean of the clients' largest curvatures."""
+    spread, sampled = among
+    top = torch.linalg.eigvalsh(client_hessians(spread, n[sampled]))[:, -1]
+    share = p[sampled] / p[sampled].sum()
     return round_lam(min(compute_single_lam(among, n, p), MAX_AUTO_LAM_PER_CURVATURE * float(share @ top)))
 
 
 def round_lam(lam: float) -> float:
-    """lam in SETTLED digits: clients that are asked apart differ in the last ones from clients asked together."""
+    """Return lam with LAM_DIGITS digits: remote clients and clients in memory differ in later ones."""
     return float(f"{lam:.{LAM_DIGITS}g}")
 
 
 def compute_single_lam(among: SampledRandomEffects, n: Tensor, p: Tensor) -> float:
-    """The rule `one`, for the clients that told how they vary; n and p are those of all clients."""
-    spread, asked = among
-    return minimize_expected_risk(spread, client_hessians(spread, n[asked]), n[asked], p[asked] / p[asked].sum())
+    """The rule `one`, for the clients that the spread was estimated from; n and p are those of all clients."""
+    spread, sampled = among
+    return minimize_expected_risk(
+        spread, client_hessians(spread, n[sampled]), n[sampled], p[sampled] / p[sampled].sum()
+    )
 
 
 def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p: Tensor) -> float:
@@ -128,15 +134,15 @@ def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p:
     h, vectors = torch.linalg.eigh(hessian)
     h = h.clamp(min=0)
     along = torch.einsum("mjk,j->mk", vectors**2, spread.variance)
-    own = (spread.noise / n)[:, None]
-    ends = (own / along).log()
+    sampling_variance = (spread.noise / n)[:, None]
+    log_lams = (sampling_variance / along).log()
 
     def risk(log_lam: float) -> float:
         lam = np.exp(log_lam)
-        part = h * (lam**2 * along + h * own) / (h + lam) ** 2
+        part = h * (lam**2 * along + h * sampling_variance) / (h + lam) ** 2
         return float((p[:, None] * part).sum())
 
-    low, high = float(ends.min()), float(ends.max())
+    low, high = float(log_lams.min()), float(log_lams.max())
     if high - low < 1e-9:
         return float(np.exp(low))
     from scipy.optimize import minimize_scalar  # slow to import
@@ -152,8 +158,8 @@ def lam_factors(among: SampledRandomEffects, n: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _from_summary(summary: ClientSummary, form: VarianceFormOrAuto) -> SampledRandomEffects:
-    found = fit_reml(summary, form) if isinstance(summary, LinearStats) else fit_reml_to_fits(summary, form)
-    return SampledRandomEffects(found, torch.arange(len(summary.n)))
+    effects = fit_reml(summary, form) if isinstance(summary, LinearStats) else fit_reml_to_fits(summary, form)
+    return SampledRandomEffects(effects, torch.arange(len(summary.n)))
 
 
 def _theorems(
@@ -166,30 +172,30 @@ def _theorems(
     mu, rho = convexity.value, gradient_noise(fits)
     sigma2 = float(spread.spread.noise.mean())
     noise = rho.value if isfinite(rho.value) else sqrt(sigma2 * float(p @ trace(fits.hessian)))
-    own = torch.where(fits.freedom > 0, trace(fits.gradient_cov), sigma2 * trace(fits.hessian)).sqrt()
+    client_noise = torch.where(fits.freedom > 0, trace(fits.gradient_cov), sigma2 * trace(fits.hessian)).sqrt()
 
-    def rule(source: str, value, *needs) -> LambdaRule:
-        doubts = tuple(dict.fromkeys(w for part in (convexity, *needs) for w in part.warnings))
-        if not mu > 0 or not all(bool(torch.as_tensor(part.value).isfinite().all()) for part in needs):
+    def rule(source: str, value, *inputs) -> LambdaRule:
+        doubts = tuple(dict.fromkeys(w for part in (convexity, *inputs) for w in part.warnings))
+        if not mu > 0 or not all(bool(torch.as_tensor(part.value).isfinite().all()) for part in inputs):
             return LambdaRule(nan, source, doubts)
         lam = value()
         lam = round_lam(lam) if isinstance(lam, float) else lam
-        one = lam if isinstance(lam, float) and isfinite(lam) else None
-        return LambdaRule(lam, source, (*doubts, *assumption_warnings(mu, smooth, n, p, one)))
+        single_lam = lam if isinstance(lam, float) and isfinite(lam) else None
+        return LambdaRule(lam, source, (*doubts, *assumption_warnings(mu, smooth, n, p, single_lam)))
 
     def one_stage() -> float:
         return lambda_one_stage(radii.most.value, mu, smooth, noise, p, n, cap=MAX_LAM_PER_SMOOTHNESS).lam
 
-    def shrunk() -> float:
+    def shrink_jointly() -> float:
         return float(lambda_shrinkage(radii.rms.value, mu, noise, 1 / s1(p, n)))
 
-    def shrunk_each() -> Tensor:
-        return torch.from_numpy(lambda_shrinkage(radii.each.value.numpy(), mu, own.numpy(), n.numpy()))
+    def shrink_by_client() -> Tensor:
+        return torch.from_numpy(lambda_shrinkage(radii.each.value.numpy(), mu, client_noise.numpy(), n.numpy()))
 
     return {
         "aer": rule("alternative, Theorem 4.4", lambda: lambda_aer(radii.rms.value, mu, p, n).lam, radii.rms),
         "ier": rule("alternative, Theorem 4.5", lambda: lambda_ier(radii.most.value, mu, p, n).lam, radii.most),
         "theory": rule("effect, Theorem 1", one_stage, radii.most),
-        "shrinkage": rule("noise_i^2 / (n_i mu R_i^2)", shrunk_each, radii.each),
-        "shrinkage_of_all": rule("noise^2 S1 / (mu R^2)", shrunk, radii.rms),
+        "shrinkage": rule("noise_i^2 / (n_i mu R_i^2)", shrink_by_client, radii.each),
+        "shrinkage_of_all": rule("noise^2 S1 / (mu R^2)", shrink_jointly, radii.rms),
     }

@@ -6,10 +6,10 @@
 
 Each r^2 is tested by T = (Q - r^2)/C^. As P(T <= t) = P(Q - r^2 - t C^ <= 0), the ratio's distribution is that of a sum
 of independent parts, matched by a shifted gamma variable with the same three cumulants. At r = 0 and V proportional to
-the identity T is Fisher's F; for large r the interval tends to Student's t. The r^2 that two one-sided tests at level
-alpha/2 do not reject are the interval. Its lower end is 0 unless r = 0 is rejected. The upper test's level is divided
-by the chance at r = 0 of a square so small, and a Q in the lowest LUCK of its range at r = 0 counts as at that border,
-so that a Q below its noise does not yield an empty interval.
+the identity T is Fisher's F; for large r the interval tends to Student's t. The interval contains the r^2 that two
+one-sided tests at level alpha/2 do not reject. Its lower end is 0 unless r = 0 is rejected. The upper test's level is
+divided by the chance at r = 0 of a square so small, and a Q in the lowest LUCK of its range at r = 0 counts as at that
+border, so that a Q below its noise does not yield an empty interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_RELATIVE_NOISE = 1e-12  # noise below this share of the square counts as thi
 
 
 class QuadraticForm(NamedTuple):
-    """What is known about Q; arrays of any one shape."""
+    """Moments of Q; arrays of one shape."""
 
     square: FloatOrArray  # Q as observed
     bias: FloatOrArray  # C^
@@ -44,14 +44,14 @@ def confidence_interval(form: QuadraticForm, level: float = 0.95) -> tuple[NDArr
     """The ends (low, high) of the interval for r^2."""
     form = _regular(form)
     tail = (1 - level) / 2
-    none = probability_below(form, 0.0)
-    low = np.where(none <= 1 - tail, 0.0, _solve(form, form.square, 1 - tail))
+    probability_at_zero = probability_below(form, 0.0)
+    low = np.where(probability_at_zero <= 1 - tail, 0.0, _solve(form, form.square, 1 - tail))
     raised = form._replace(square=np.maximum(form.square, noise_quantile(form, LOW_TAIL_PROBABILITY)))
     chance = tail * probability_below(raised, 0.0)
-    far = raised.square + form.bias + 20 * np.sqrt(form.second) + 40 * form.slope
-    while (short := probability_below(raised, far) > chance).any():
-        far = np.where(short, 2 * far, far)
-    return low, _solve(raised, far, chance)
+    upper = raised.square + form.bias + 20 * np.sqrt(form.second) + 40 * form.slope
+    while (is_short := probability_below(raised, upper) > chance).any():
+        upper = np.where(is_short, 2 * upper, upper)
+    return low, _solve(raised, upper, chance)
 
 
 def probability_below(form: QuadraticForm, r2: FloatOrArray) -> NDArray:
@@ -66,8 +66,8 @@ def probability_below(form: QuadraticForm, r2: FloatOrArray) -> NDArray:
 def _regular(form: QuadraticForm) -> QuadraticForm:
     """Arrays of one shape, with a trace of noise where there is none, so that nothing is divided by 0."""
     form = QuadraticForm(*np.broadcast_arrays(*(np.asarray(part, float) for part in form)))
-    least = MIN_RELATIVE_NOISE * np.maximum(form.square + form.bias, np.finfo(float).tiny ** 0.25)
-    return form._replace(bias=np.maximum(form.bias, least), second=np.maximum(form.second, least**2))
+    floor = MIN_RELATIVE_NOISE * np.maximum(form.square + form.bias, np.finfo(float).tiny ** 0.25)
+    return form._replace(bias=np.maximum(form.bias, floor), second=np.maximum(form.second, floor**2))
 
 
 def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
@@ -79,9 +79,9 @@ def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
     return np.where(np.abs(skew) > MIN_SKEWNESS, below, ndtr(z))
 
 
-def _solve(form: QuadraticForm, far: NDArray, chance: FloatOrArray) -> NDArray:
-    """The r2 in [0, far] with chance_below(r2) = chance, by bisection in r."""
-    low, high = np.zeros(far.shape), np.sqrt(far)
+def _solve(form: QuadraticForm, upper: NDArray, chance: FloatOrArray) -> NDArray:
+    """The r2 in [0, upper] with probability_below(r2) = chance, by bisection in r."""
+    low, high = np.zeros(upper.shape), np.sqrt(upper)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         above = probability_below(form, middle**2) > chance
@@ -93,8 +93,8 @@ def noise_quantile(form: QuadraticForm, chance: float) -> NDArray:
     """The square that pure noise (r = 0) stays below with this chance, allowing for the error of C^."""
     form = _regular(form)
     low, high = np.zeros(form.bias.shape), form.bias + 20 * np.sqrt(form.second)
-    while (short := probability_below(form._replace(square=high), 0.0) < chance).any():
-        high = np.where(short, 2 * high, high)
+    while (is_short := probability_below(form._replace(square=high), 0.0) < chance).any():
+        high = np.where(is_short, 2 * high, high)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         below = probability_below(form._replace(square=middle), 0.0) < chance

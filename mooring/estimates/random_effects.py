@@ -1,15 +1,15 @@
 """Random effects: the clients' coefficients are w_i ~ N(w, diag(tau^2)), with tau and w estimated from all clients.
 
-With half the squared loss and noise sigma^2 this spread makes the moor's stiffness lam_ij = sigma^2/(n_i tau_j^2), and
+With half the squared loss and noise sigma^2 this distribution implies lam_ij = sigma^2/(n_i tau_j^2), and
 the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posterior means: empirical Bayes.
 
-    spread_likelihood   from sufficient statistics of a linear task, by restricted maximum likelihood (`reml.py`)
-    spread_fits         the same with each local fit as one observation of known covariance, for any convex task
-    spread_laplace      the same with a Gaussian approximation at penalised fits, renewed until it stays put
+    fit_reml            from sufficient statistics of a linear task, by restricted maximum likelihood (`reml.py`)
+    fit_reml_to_fits    the same with each local fit as one observation of known covariance, for any convex task
+    fit_laplace         the same with a Gaussian approximation at penalized fits, repeated until it converges
 
-`form` is "scalar" (one tau), "diagonal" (one per coefficient), "intercept" (the last coefficients alone vary, as many
+`form` is "scalar" (one tau), "diagonal" (one per coefficient), "intercept" (only the last coefficients vary, as many
 as there are scores) or "auto": diagonal where its likelihood is better by more than its number of further parameters
-(Akaike). Shrinking to exactly 0 is possible and means: one global model.
+(Akaike). A variance of exactly 0 is possible and means one global model.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ VARIANCE_FORMS = ("scalar", "diagonal", "intercept", "auto")
 Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 MIN_VARIANCE_SHARE = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so that lam stays finite
 WARM_START_MIN_GAIN = (
-    1e-2  # deviance that a step must gain where a near spread is known: far below what tells spreads apart
+    1e-2  # deviance that a step must gain with a warm start: far below a relevant difference
 )
 MAX_LAPLACE_ROUNDS = 100
 VARIANCE_PROBE_SHARE = 0.1  # relative change of tau^2 by which the fits' answer to it is measured
-STEPS_PER_REFIT = 4  # of the likelihood's maximisation between two refits: more would chase an approximation that moves
-LAPLACE_TOLERANCE = 1e-4  # relative change of spread and centre at which Laplace's approximation stays put,
-GAIN_TOLERANCE_FACTOR = (
-    1.0  # and deviance that a round gains, as a multiple of it: far below what tells two spreads apart
+STEPS_PER_REFIT = (
+    4  # of the likelihood's maximisation between two refits: more steps would follow an approximation that changes
 )
+LAPLACE_TOLERANCE = 1e-4  # relative change of spread and center at which Laplace's approximation has converged,
+GAIN_TOLERANCE_FACTOR = 1.0  # and deviance that a round gains, as a multiple of it: far below a relevant difference
 NEGLIGIBLE_SHARE = 1e-3  # a spread below this share of the largest is as good as 0; a deviance per client below it, too
 
 
@@ -73,40 +73,40 @@ def fit_reml(
 ) -> RandomEffects:
     """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d.
 
-    From `near`, the spread of much the same clients, it starts, and ends where the deviance hardly changes.
+    `near`, the spread of similar clients, is a warm start; iterations then end once the deviance hardly changes.
     """
     _check_form(form, VARIANCE_FORMS)
     if noise not in ("common", "client"):
-        raise RequestError(f"spread_likelihood: noise must be 'common' or 'client', got {noise!r}.")
+        raise RequestError(f"fit_reml: noise must be 'common' or 'client', got {noise!r}.")
     d, total = stats.moment.shape[1], float(stats.n.sum())
     if len(stats.n) < 2 or total <= d:
         raise RequestError(
-            f"spread_likelihood: at least 2 clients and more than d = {d} rows in all are needed, "
+            f"fit_reml: at least 2 clients and more than d = {d} rows in all are needed, "
             f"got {len(stats.n)} clients with {total:g} rows."
         )
     if noise == "client":
         return _client_noise(stats, form)
     data = _normal(stats, torch.ones_like(stats.n), total)
     if near is None:
-        at, used, warnings = _best(data, form)
+        at, chosen_form, warnings = _best(data, form)
     else:
         start = near.variance / near.noise.mean()
-        at, used, warnings = _best(
+        at, chosen_form, warnings = _best(
             data, form, start.clamp(min=MIN_VARIANCE_SHARE * start.max()), least_gain=WARM_START_MIN_GAIN
         )
     if not bool((stats.n > 1).any()):
         warnings += ("Every client has one row: spread and noise are separated by the rows' lengths only.",)
-    return _spread(at, data, torch.full_like(stats.n, at.noise), used, "restricted likelihood", warnings)
+    return _spread(at, data, torch.full_like(stats.n, at.noise), chosen_form, "restricted likelihood", warnings)
 
 
 def fit_reml_to_fits(fits: LocalFits, form: VarianceFormOrAuto = "scalar") -> RandomEffects:
     """Restricted maximum likelihood where each local fit is one Gaussian observation, from the fits alone."""
     _check_form(form, VARIANCE_FORMS)
     if int((fits.freedom > 0).sum()) < 2:
-        raise RequestError("spread_fits: at least 2 clients need rows that determine their fit; use spread_laplace.")
+        raise RequestError("fit_reml_to_fits: at least 2 clients need rows that determine their fit; use fit_laplace.")
     data = _normal_of(fits)
-    at, used, warnings = _best(data, form)
-    return _spread(at, data, pooled_dispersion(fits), used, "restricted likelihood of local fits", warnings)
+    at, chosen_form, warnings = _best(data, form)
+    return _spread(at, data, pooled_dispersion(fits), chosen_form, "restricted likelihood of local fits", warnings)
 
 
 def fit_laplace(
@@ -115,62 +115,64 @@ def fit_laplace(
     center: Tensor,
     form: VarianceFormOrAuto = "scalar",
     variance: float | Tensor = 1.0,
-    settled: float = LAPLACE_TOLERANCE,
+    tolerance: float = LAPLACE_TOLERANCE,
     intercepts: int = 1,
 ) -> RandomEffects:
     """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
 
-    `refit(center [d], lam [m, d])` returns each client's minimiser of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
-    the Hessian of L_i there. Each round replaces n_i L_i by its quadratic at the penalised fit and estimates w and
-    tau^2 as for a linear task with noise 1. That alone is penalised quasi-likelihood, which halves tau^2 of binary
+    `refit(center [d], lam [m, d])` returns each client's minimizer of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
+    the Hessian of L_i there. Each round replaces n_i L_i by its quadratic at the penalized fit and estimates w and
+    tau^2 as for a linear task with noise 1. That is penalized quasi-likelihood, which halves tau^2 of binary
     targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians change with
     tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
-    It starts from `variance`, one or [d], and ends when the relative change of a round is below `settled`.
+    It starts from `variance`, one or [d], and ends when the relative change of a round is below `tolerance`.
     """
     _check_form(form, VARIANCE_FORMS)
     n = n.double()
     first = torch.as_tensor(variance, dtype=torch.float64).expand(len(center))
     if form != "auto":
-        return _laplace(n, refit, center.double(), form, first, settled, intercepts)
-    rich = _laplace(n, refit, center.double(), "diagonal", first, settled)
+        return _laplace(n, refit, center.double(), form, first, tolerance, intercepts)
+    rich = _laplace(n, refit, center.double(), "diagonal", first, tolerance)
     if -rich.deviance > 2 * (len(first) - 1):
         return rich
     common = rich.variance.mean().expand_as(first).clamp(min=MIN_VARIANCE_SHARE)
-    return _laplace(n, refit, rich.center, "scalar", common, settled)
+    return _laplace(n, refit, rich.center, "scalar", common, tolerance)
 
 
 def _laplace(
-    n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, settled: float, intercepts: int = 1
+    n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, tolerance: float, intercepts: int = 1
 ) -> RandomEffects:
-    """The rounds of `spread_laplace`, from spread t."""
+    """Run the rounds of `fit_laplace`, from spread t."""
     floor = MIN_VARIANCE_SHARE * t.mean()
     for _ in range(MAX_LAPLACE_ROUNDS):
         now = torch.maximum(t, floor)
         lam = 1 / (n[:, None] * now)
         modes, hessians = refit(center, lam)
         data = _quadratic(n, modes.double(), hessians.double(), lam, center)
-        here = evaluate_deviance(data, now)
-        tilt = _tilt(here, n, hessians.double(), refit, center, lam)
+        state = evaluate_deviance(data, now)
+        tilt = _tilt(state, n, hessians.double(), refit, center, lam)
         data = data._replace(tilt=tilt, near=now)
         at, _, warnings = _best(data, form, start=now, iterations=STEPS_PER_REFIT, intercepts=intercepts)
-        # A coefficient whose spread is on its way to 0 need not be followed to the end.
+        # A coefficient whose spread converges to 0 need not converge fully.
         moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE_SHARE * at.t.max())
         shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE_SHARE * at.t.max()).sqrt()
-        gained = here.deviance + 2 * log(2) * float(tilt.sum()) - at.deviance
+        gained = state.deviance + 2 * log(2) * float(tilt.sum()) - at.deviance
         t, center = at.t, at.w
-        # Along what rows hardly tell, spreads wander on while the likelihood stays as it is.
-        if gained < GAIN_TOLERANCE_FACTOR * settled or (float(moved.max()) < settled and float(shift.max()) < settled):
+        # Where the rows are uninformative, spreads keep moving while the likelihood is constant.
+        if gained < GAIN_TOLERANCE_FACTOR * tolerance or (
+            float(moved.max()) < tolerance and float(shift.max()) < tolerance
+        ):
             break
     else:
         warnings += (f"Laplace's approximation still moved after {MAX_LAPLACE_ROUNDS} rounds.",)
-    found = _spread(at, data, torch.ones_like(n), form, "Laplace approximation", warnings)
-    return found._replace(
+    effects = _spread(at, data, torch.ones_like(n), form, "Laplace approximation", warnings)
+    return effects._replace(
         deviance=at.deviance - maximize_likelihood(data, torch.ones_like(t))[0].deviance if form == "diagonal" else 0.0
     )
 
 
 def deviance_gain(spread: RandomEffects) -> float:
-    """By how much the deviance at this spread is below that at none, as the clients' log-likelihoods have it."""
+    """Return the decrease of the deviance from spread 0 to this spread, by the clients' log-likelihoods."""
     data = spread.data._replace(tilt=None)
     scale = 1.0 if data.rows is None else spread.noise.mean()  # None: the rows were divided by the noise
     at = evaluate_deviance(data, spread.variance / scale)
@@ -190,15 +192,15 @@ def client_hessians(spread: RandomEffects, n: Tensor) -> Tensor:
 
 def pooled_dispersion(fits: LocalFits) -> Tensor:
     """[m]: tr(H^-1 G)/d over the clients with a fit: sigma^2 for half the squared loss, 1 for a log-likelihood."""
-    known = fits.freedom > 0
-    ratio = (inverse(fits.hessian, known) * fits.gradient_cov).sum((1, 2)) / fits.fit.shape[1]
+    has_fit = fits.freedom > 0
+    ratio = (inverse(fits.hessian, has_fit) * fits.gradient_cov).sum((1, 2)) / fits.fit.shape[1]
     weight = fits.freedom / fits.freedom.sum()
-    return (weight[known] * ratio[known]).sum().expand(len(fits.n)).clone()
+    return (weight[has_fit] * ratio[has_fit]).sum().expand(len(fits.n)).clone()
 
 
-def _check_form(form: str, known: tuple[str, ...]) -> None:
-    if form not in known:
-        raise RequestError(f"spread: form must be one of {', '.join(map(repr, known))}, got {form!r}.")
+def _check_form(form: str, names: tuple[str, ...]) -> None:
+    if form not in names:
+        raise RequestError(f"spread: form must be one of {', '.join(map(repr, names))}, got {form!r}.")
 
 
 def _normal(stats: LinearStats, noise: Tensor, rows: float | None) -> GaussianLikelihoods:
@@ -210,12 +212,12 @@ def _normal_of(fits: LocalFits) -> GaussianLikelihoods:
     """The local fits as Gaussian observations; a client without a fit has precision 0.
 
     All have the clients' mean covariance, divided by their rows: a client's own depends on its own fit (a logistic fit
-    is the less certain the larger it is), and weights that do so would draw the spread towards 0.
+    is less certain the larger it is), and weights that do so would draw the spread towards 0.
     """
-    known, n = fits.freedom > 0, fits.n
-    mean = (n[:, None, None] * fit_covariance(fits))[known].mean(0)
-    k = (n * known)[:, None, None] * torch.linalg.inv(mean)
-    fit = torch.where(known[:, None], fits.fit, 0.0)
+    has_fit, n = fits.freedom > 0, fits.n
+    mean = (n[:, None, None] * fit_covariance(fits))[has_fit].mean(0)
+    k = (n * has_fit)[:, None, None] * torch.linalg.inv(mean)
+    fit = torch.where(has_fit[:, None], fits.fit, 0.0)
     b = (k @ fit[..., None])[..., 0]
     return factor_likelihoods(k, b, (b * fit).sum(1), None)
 
@@ -230,7 +232,7 @@ def _quadratic(n: Tensor, modes: Tensor, hessians: Tensor, lam: Tensor, center: 
 def _tilt(at: RemlState, n: Tensor, before: Tensor, refit: Refit, center: Tensor, lam: Tensor) -> Tensor:
     """[d]: how sum_i log|1 + T n_i H_i| changes with log t because the fits, hence their Hessians, move with t.
 
-    The change for all t at once, by a difference, and shared out by how far each coefficient's spread moves the fits.
+    One difference gives the change for all t; it is divided in proportion to each coefficient's effect on the fits.
     """
     before, t = before.clone(), at.t
     after = refit(center, lam / (1 + VARIANCE_PROBE_SHARE))[1].double()
@@ -249,7 +251,7 @@ def _best(
     intercepts: int = 1,
     least_gain: float = 0.0,
 ) -> tuple[RemlState, str, tuple[str, ...]]:
-    """The estimate of the wanted form, the form (where "auto" chose it) and warnings."""
+    """Return the estimate of the given form, the form (where "auto" chose it) and warnings."""
     options = {}
     for name in ("scalar", "diagonal") if form == "auto" else (form,):
         options[name] = maximize_likelihood(
@@ -268,7 +270,7 @@ def _best(
 
 
 def _pattern(form: str, dim: int, intercepts: int) -> Tensor | None:
-    """[d]: what the spread is a multiple of; None where each coefficient has its own."""
+    """[d]: the pattern that the spread is a multiple of; None if each coefficient has its own."""
     if form == "diagonal":
         return None
     pattern = torch.ones(dim, dtype=torch.float64)
@@ -297,32 +299,32 @@ def _client_noise(stats: LinearStats, form: VarianceFormOrAuto) -> RandomEffects
     """Noise that differs by client: tau by likelihood given the noise, the noise by its posterior mean given tau.
 
     Each sigma_i^2 is shrunk to a common scaled inverse chi-square prior, fitted to the residual variances of the
-    clients that have one (Smyth 2004), so that clients of few rows need not estimate their own.
+    clients that have one (Smyth 2004), so that clients with few rows need not estimate their own.
     """
     fits = fit_from_stats(stats)
-    known = fits.freedom > 0
+    has_fit = fits.freedom > 0
     warnings: tuple[str, ...] = ()
-    if int(known.sum()) < 3:
-        found = fit_reml(stats, form)
-        return found._replace(
-            warnings=(*found.warnings, "Too few clients with n > d for noise per client: common noise.")
+    if int(has_fit.sum()) < 3:
+        effects = fit_reml(stats, form)
+        return effects._replace(
+            warnings=(*effects.warnings, "Too few clients with n > d for noise per client: common noise.")
         )
     residual = (stats.yy - (fits.fit * stats.moment).sum(1)) * stats.n / fits.freedom.clamp(min=1)
-    strength, typical = _variance_prior(residual[known], fits.freedom[known])
+    strength, typical = _variance_prior(residual[has_fit], fits.freedom[has_fit])
     noise = (strength * typical + fits.freedom * residual) / (strength + fits.freedom)
-    noise = torch.where(known, noise, typical)
+    noise = torch.where(has_fit, noise, typical)
     for _ in range(MAX_LAPLACE_ROUNDS):
         data = _normal(stats, noise, None)
-        at, used, warnings = _best(data, form)
+        at, chosen_form, warnings = _best(data, form)
         v = at.models
         square = stats.yy - 2 * (v * stats.moment).sum(1) + (v * (stats.gram @ v[..., None])[..., 0]).sum(1)
-        left = stats.n * (square.clamp(min=0) + (stats.gram * at.covs).sum((1, 2)))
-        new = (strength * typical + left) / (strength + stats.n)
-        done = float((new / noise).log().abs().max()) < 1e-4
+        squares = stats.n * (square.clamp(min=0) + (stats.gram * at.covs).sum((1, 2)))
+        new = (strength * typical + squares) / (strength + stats.n)
+        is_converged = float((new / noise).log().abs().max()) < 1e-4
         noise = new
-        if done:
+        if is_converged:
             break
-    return _spread(at, data, noise, used, "restricted likelihood, noise per client", warnings)
+    return _spread(at, data, noise, chosen_form, "restricted likelihood, noise per client", warnings)
 
 
 def _variance_prior(variance: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,19 +37,19 @@ from torch import Tensor
 MAX_ITERATIONS = 200
 MAX_HALVINGS = 6
 DEVIANCE_TOLERANCE = 1e-11  # on the deviance's last decrease, relative to the number of clients and rows
-NULL_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as seen by no row
+NULL_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as unobserved
 MAX_VARIANCE_RATIO = 1e8  # largest spread over noise, relative to 1/K: beyond it the noise is 0 for all purposes
 
 
 class GaussianLikelihoods(NamedTuple):
     """Every client's log-likelihood, a quadratic in its coefficients."""
 
-    c: Tensor  # [m, r, d], C: as many rows as the client that sees most directions needs
+    c: Tensor  # [m, r, d], C: as many rows as the client with the most observed directions needs
     z: Tensor  # [m, r], c
-    rss: float  # sum_i q_i - |c_i|^2: what remains of the squares after everyone's own fit
+    rss: float  # sum_i q_i - |c_i|^2: the squares that remain after each client's own fit
     rows: float | None  # N; None where the noise is known to be 1
     tilt: Tensor | None = None  # [d], adds 2 sum_j tilt_j log(1 + t_j/near_j) to the deviance, whose slope in log t_j
-    near: Tensor | None = None  # [d]  at t = near is tilt_j: bounded at 0, so that a spread may go there
+    near: Tensor | None = None  # [d]  at t = near is tilt_j: bounded at 0, so that a spread may become 0
 
 
 class RemlState(NamedTuple):
@@ -75,12 +75,12 @@ class RemlState(NamedTuple):
 def factor_likelihoods(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> GaussianLikelihoods:
     """The factors of K_i [m, d, d], b_i [m, d], q_i [m]."""
     values, vectors = torch.linalg.eigh(k)
-    seen = values > NULL_EIGENVALUE_SHARE * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
-    root = torch.where(seen, values, 0.0).sqrt()
-    z = torch.where(seen, (vectors.mT @ b[..., None])[..., 0] / torch.where(seen, root, 1.0), 0.0)
-    left = float((q - z.square().sum(1)).clamp(min=0).sum())
-    rank = max(int(seen.sum(1).max()), 1)  # eigenvalues ascend: what nobody sees comes first
-    return GaussianLikelihoods((root[..., None] * vectors.mT)[:, -rank:], z[:, -rank:], left, rows)
+    is_observed = values > NULL_EIGENVALUE_SHARE * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
+    root = torch.where(is_observed, values, 0.0).sqrt()
+    z = torch.where(is_observed, (vectors.mT @ b[..., None])[..., 0] / torch.where(is_observed, root, 1.0), 0.0)
+    residual_squares = float((q - z.square().sum(1)).clamp(min=0).sum())
+    rank = max(int(is_observed.sum(1).max()), 1)  # eigenvalues ascend: unobserved directions come first
+    return GaussianLikelihoods((root[..., None] * vectors.mT)[:, -rank:], z[:, -rank:], residual_squares, rows)
 
 
 def typical_variance_ratio(data: GaussianLikelihoods) -> float:
@@ -89,22 +89,22 @@ def typical_variance_ratio(data: GaussianLikelihoods) -> float:
 
 
 def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
-    """All of the above at t."""
+    """Return the state at t."""
     factor = torch.linalg.cholesky(torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT)
     half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
     half, hz = half[..., :-1], half[..., -1]
     p = half.mT @ half
     r = (half.mT @ hz[..., None])[..., 0]
     values, vectors = torch.linalg.eigh(p.sum(0))
-    seen = values > NULL_EIGENVALUE_SHARE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
-    w_cov = vectors[:, seen] / values[seen] @ vectors[:, seen].T
+    is_observed = values > NULL_EIGENVALUE_SHARE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
+    w_cov = vectors[:, is_observed] / values[is_observed] @ vectors[:, is_observed].T
     w = w_cov @ r.sum(0)
     rss = data.rss + float((hz - (half @ w)).square().sum())
-    logs = 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum()) + float(values[seen].log().sum())
+    logs = 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum()) + float(values[is_observed].log().sum())
     if data.rows is None:
         noise, deviance = 1.0, rss + logs
     else:
-        freedom = data.rows - int(seen.sum())
+        freedom = data.rows - int(is_observed.sum())
         noise = max(rss / freedom, torch.finfo(t.dtype).tiny)
         deviance = freedom * log(noise) + logs
     if data.tilt is not None and data.near is not None:
@@ -136,7 +136,7 @@ def maximize_likelihood(
     """The restricted maximum likelihood estimate of t, and whether it converged.
 
     With `pattern` [d] t is a multiple of it, such as the same for all coefficients; without, each has its own. It ends
-    when a step lowers the deviance by less than `least_gain`, or by what rounding does.
+    when a step lowers the deviance by less than `least_gain`, or by less than rounding errors.
     """
     unit = typical_variance_ratio(data)
     first = torch.full_like(data.c[0, 0], unit) if start is None else start

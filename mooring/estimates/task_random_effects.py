@@ -1,13 +1,13 @@
-"""Random effects of a task's clients: which estimator serves which task, and which clients it uses.
+"""Random effects of a task's clients: the estimator of each kind of task, and the clients that it uses.
 
-    linear tasks          restricted likelihood of the sums that clients send once (`spread_likelihood`)
-    other smooth convex   Laplace's approximation (`spread_laplace`): in each exchange clients get a centre and a
-                          stiffness, and send their penalised fit and its Hessian; some 5 to 40 exchanges
-    the rest              None: kinked losses, networks, very many parameters; one client; hardly a row beyond the
+    linear tasks          restricted likelihood of the sums that clients send once (`fit_reml`)
+    other smooth convex   Laplace's approximation (`fit_laplace`): in each exchange clients get a center and a
+                          pull, and send their penalized fit and its Hessian; some 5 to 40 exchanges
+    all others            None: nonsmooth losses, networks, very many parameters; one client; hardly a row beyond the
                           parameters; rows that leave noise and spread unseparated
 
-Tiny clients and separable ones need no care: neither estimator wants a fit of their own. Of very many clients a part,
-evenly taken, says how all vary.
+Small and separable clients need no special case: neither estimator uses their own fits. Of very many clients, an
+evenly spaced sample is used.
 """
 
 from __future__ import annotations
@@ -26,87 +26,85 @@ from mooring.estimates.reml import MAX_VARIANCE_RATIO, typical_variance_ratio
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
-MAX_CLIENTS_BY_SUMS = 2_000  # clients that the spread is estimated from; the others' rows would change little
-MAX_CLIENTS_REFITTED = (
-    1_000  # the same where each must be fitted again and again: tau^2 is then known to a few per cent
-)
-MAX_HESSIAN_NUMBERS = 20_000_000  # and numbers that their Hessians may have in all,
-MAX_REFITTED_HESSIAN_NUMBERS = 1_000_000  # the same where they are computed again and again
-MIN_CLIENTS = 100  # that are asked, however large their Hessians
+MAX_CLIENTS_BY_SUMS = 2_000  # clients that the spread is estimated from; more clients would change little
+MAX_CLIENTS_REFITTED = 1_000  # the same if each must be fitted repeatedly: tau^2 then has an error of a few percent
+MAX_HESSIAN_NUMBERS = 20_000_000  # numbers in all of their Hessians,
+MAX_REFITTED_HESSIAN_NUMBERS = 1_000_000  # the same if they are computed repeatedly
+MIN_CLIENTS = 100  # sampled clients, however large their Hessians
 MAX_DIAGONAL_COEFFICIENTS = 60  # coefficients up to which each may have a spread of its own
 FIRST_RIDGE = 1e-4  # makes the global model that Laplace's approximation starts from exist
 MAX_NEWTON_STEPS = 30
 GRADIENT_TOLERANCE = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from,
-MIN_VARIANCE = 1e-3  # and the least mean that it starts from where it has a near one,
+MIN_VARIANCE = 1e-3  # the smallest mean of a warm start,
 MAX_DISPERSION_ROUNDS = 4  # of estimates of spread and dispersion in turn,
-DISPERSION_TOLERANCE = 0.05  # which end at such a relative change
+DISPERSION_TOLERANCE = 0.05  # which end at this relative change
 MIN_DISPERSION, MAX_DISPERSION = 0.5, 1e4
-WARM_START_TOLERANCE = 0.02  # where it may end sooner: such a change is far below what a spread is known to
+WARM_START_TOLERANCE = 0.02  # relative change at which a warm start ends: far below the error of a spread
 
 
 VarianceForm = Literal["scalar", "diagonal", "intercept"]
 
 
 class SampledRandomEffects(NamedTuple):
-    spread: RandomEffects  # of the clients that were asked
-    clients: Tensor  # [k], their places among all
+    spread: RandomEffects  # of the sampled clients
+    clients: Tensor  # [k], their positions among all clients
 
 
 def estimate_random_effects(
     task: Task, rows: ClientRows, form: VarianceForm = "scalar", near: RandomEffects | None = None
 ) -> SampledRandomEffects | None:
-    """How these clients' coefficients vary; None where nothing can be said.
+    """Return the variation of the clients' coefficients; None if it cannot be estimated.
 
-    `near`, the spread of much the same clients, is where Laplace's approximation starts; it then need not be as exact.
+    `near`, the spread of similar clients, is a warm start of Laplace's approximation, which is then less exact.
     """
     size = rows.size
-    asked = torch.nonzero(size > 0)[:, 0]
+    positions = torch.nonzero(size > 0)[:, 0]
     if not is_dense(task):
         return None
     linear = isinstance(task, Linear)
-    most, cells = (
+    max_clients, cells = (
         (MAX_CLIENTS_BY_SUMS, MAX_HESSIAN_NUMBERS) if linear else (MAX_CLIENTS_REFITTED, MAX_REFITTED_HESSIAN_NUMBERS)
     )
-    most = min(most, max(MIN_CLIENTS, cells // task.dim**2))
-    if len(asked) > most:
-        asked = asked[torch.linspace(0, len(asked) - 1, most).long()]
-    if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:
+    max_clients = min(max_clients, max(MIN_CLIENTS, cells // task.dim**2))
+    if len(positions) > max_clients:
+        positions = positions[torch.linspace(0, len(positions) - 1, max_clients).long()]
+    if len(positions) < 2 or int(size[positions].sum()) <= task.dim + 1:
         return None
-    some = rows if len(asked) == len(size) else rows.select(asked)
+    sampled = rows if len(positions) == len(size) else rows.select(positions)
     if linear:
-        found = _linear(task, some, form, near)
+        effects = _linear(task, sampled, form, near)
     else:
-        with some.keep_batches():
-            found = _laplace(task, some, form, near)
-    return None if found is None else SampledRandomEffects(found, asked)
+        with sampled.keep_batches():
+            effects = _laplace(task, sampled, form, near)
+    return None if effects is None else SampledRandomEffects(effects, positions)
 
 
 def available_forms(task: Task) -> tuple[VarianceForm, ...]:
-    """The forms of spread that can be estimated: one per coefficient up to MOST_SPREADS of them, the intercept's alone
-    where there is one."""
+    """Return the forms that can be estimated: one variance per coefficient up to MAX_DIAGONAL_COEFFICIENTS, and the
+    intercept's only, if there is one."""
     forms: tuple[VarianceForm, ...] = ("scalar", "diagonal") if task.dim <= MAX_DIAGONAL_COEFFICIENTS else ("scalar",)
     return (*forms, "intercept") if count_intercepts(task) else forms
 
 
 def count_intercepts(task: Task) -> int:
-    """How many of the last coefficients are intercepts."""
+    """Return the number of intercepts, which are the last coefficients."""
     return int(layer_mask(task.layout, ("intercept",)).sum()) if task.intercept else 0
 
 
 def _linear(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects | None:
     stats = summarize_rows(task, rows)
     assert isinstance(stats, LinearStats)
-    found = fit_reml(stats, form, near=near)
-    ratio = float((found.variance / found.noise.mean()).max())
+    effects = fit_reml(stats, form, near=near)
+    ratio = float((effects.variance / effects.noise.mean()).max())
     unseparated = ratio >= MAX_VARIANCE_RATIO / 10 * typical_variance_ratio(
-        found.data
+        effects.data
     )  # the likelihood puts the noise at 0
-    return None if unseparated else found
+    return None if unseparated else effects
 
 
 def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects:
-    """Fits are renewed by the clients, warm started; the first centre is the global model, or the near one."""
+    """Return Laplace's estimate; clients refit with warm starts from the global model, or from `near`."""
     n = rows.size.double()
     common = fit_global_model(task, rows) if near is None else near.center
     first = torch.tensor(FIRST_VARIANCE).double() if near is None else near.variance
@@ -118,34 +116,34 @@ def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffec
         modes[0], hessians = fit_penalized(task, rows, lam, modes[0], center=center)
         return modes[0], hessians
 
-    settled = LAPLACE_TOLERANCE if near is None else WARM_START_TOLERANCE
+    tolerance = LAPLACE_TOLERANCE if near is None else WARM_START_TOLERANCE
     intercepts = max(count_intercepts(task), 1)
     if not task.overdispersed:
-        return fit_laplace(n, refit, common, form, first, settled, intercepts)
+        return fit_laplace(n, refit, common, form, first, tolerance, intercepts)
     phi = 1.0 if near is None else float(near.noise.mean())
     for _ in range(MAX_DISPERSION_ROUNDS):
-        found = fit_laplace(n / phi, refit, common, form, first, settled, intercepts)
-        before, phi = phi, estimate_dispersion(task, rows, found, modes[0])
-        common, first = found.center, found.variance.clamp(min=MIN_VARIANCE)
+        effects = fit_laplace(n / phi, refit, common, form, first, tolerance, intercepts)
+        before, phi = phi, estimate_dispersion(task, rows, effects, modes[0])
+        common, first = effects.center, effects.variance.clamp(min=MIN_VARIANCE)
         if abs(phi / before - 1) < DISPERSION_TOLERANCE:
             break
-    return found._replace(noise=torch.full_like(n, before))
+    return effects._replace(noise=torch.full_like(n, before))
 
 
-def estimate_dispersion(task: Task, rows: ClientRows, found: RandomEffects, models: Tensor) -> float:
-    """How much more counts vary than Poisson's around the clients' models: Pearson's estimate with Fletcher's
+def estimate_dispersion(task: Task, rows: ClientRows, effects: RandomEffects, models: Tensor) -> float:
+    """Return the overdispersion of counts around the clients' models: Pearson's estimate with Fletcher's
     correction for small means (Biometrika 2012)."""
     square, ratio = sum_pearson_residuals(task, rows, models)
-    root = found.variance.clamp(min=0).sqrt()
-    values = torch.linalg.eigvalsh(root[:, None] * (found.data.c.mT @ found.data.c) * root).clamp(min=0)
+    root = effects.variance.clamp(min=0).sqrt()
+    values = torch.linalg.eigvalsh(root[:, None] * (effects.data.c.mT @ effects.data.c) * root).clamp(min=0)
     total = float(rows.size.sum())
-    freedom = max(total - float((values / (1 + values)).sum()) - len(found.center), 1.0)
+    freedom = max(total - float((values / (1 + values)).sum()) - len(effects.center), 1.0)
     sparse = max(1 + float(ratio.sum()) / total, MIN_DISPERSION)
     return min(max(float(square.sum()) / freedom / sparse, MIN_DISPERSION), MAX_DISPERSION)
 
 
 def fit_global_model(task: Task, rows: ClientRows) -> Tensor:
-    """About the minimizer [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method: a place to start from.
+    """Return an approximate minimizer [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method.
 
     A step that does not make the gradient smaller is halved; the start need not be exact.
     """

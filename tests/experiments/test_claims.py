@@ -86,12 +86,12 @@ KINDS = {
     "near from below": (claims.near("a", "b", 0.1), {"a": 0.96, "b": 1}, {"a": 0.8, "b": 1}),
     "not_below": (claims.not_below("a", "b", 0.1), {"a": 0.98, "b": 1}, {"a": 0.8, "b": 1}),
     "most": (
-        claims.most(0.6, repeats=claims.lower("a", 2.0), two=claims.lower("a", 1.5), three=claims.lower("a", 0.5)),
+        claims.most(0.6, one=claims.lower("a", 2.0), two=claims.lower("a", 1.5), three=claims.lower("a", 0.5)),
         {"a": 1},
         {"a": 1.7},
     ),
     "every": (
-        claims.every(repeats=claims.lower("a", 2.0), two=claims.higher("a", 0.5)),
+        claims.every(one=claims.lower("a", 2.0), two=claims.higher("a", 0.5)),
         {"a": 1},
         {"a": 0.4},
     ),
