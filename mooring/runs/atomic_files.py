@@ -1,6 +1,6 @@
-"""Files that are whole or absent, and that tell when they are damaged.
+"""Files that are complete or absent, and whose damage is detected.
 
-A file is written under a temporary name in its own directory, synced, renamed, and the directory is synced. It carries
+A file is written under a temporary name in its own directory, synced, renamed, and the directory is synced. It contains
 a seal: the sha256 of the whole file with the seal's own digits set to 0. The seal is checked before any parser sees a
 byte, so a flipped bit or a cut is noticed wherever it is.
 """
@@ -38,7 +38,7 @@ from mooring.core.types import JsonObject, NamedValues
 
 CHECKSUM_MARK = b"mooring-sha256:"
 _BLANK = b"0" * 64
-BLANK_CHECKSUM = (CHECKSUM_MARK + _BLANK).decode()  # what a file holds where `sealed` then puts its digest
+BLANK_CHECKSUM = (CHECKSUM_MARK + _BLANK).decode()  # placeholder that `with_checksum` replaces by the digest
 _PARQUET_KEY = "mooring"
 LOCK_FILE = ".mooring.lock"  # of a run directory, while a process writes into it
 
@@ -48,14 +48,14 @@ class DamagedFile(RequestError):
 
 
 class Stream(NamedTuple):
-    """A file that is sealed while it is written, so that it need never be in memory as a whole."""
+    """A file whose seal is computed while it is written, so that it need not fit in memory."""
 
-    head: bytes  # holds UNSEALED once
-    parts: Iterable[memoryview]  # what follows
+    head: bytes  # contains BLANK_CHECKSUM once
+    parts: Iterable[memoryview]  # the content after the head
 
 
 def write_atomically(path: str | Path, data: bytes | Stream) -> None:
-    """Put `data` at `path` so that, whatever happens meanwhile, the old file or the new one is there, whole."""
+    """Write `data` to `path`; after any interruption the old or the new file is there, complete."""
     path = Path(path)
     try:
         replace_file(path, data)
@@ -64,9 +64,9 @@ def write_atomically(path: str | Path, data: bytes | Stream) -> None:
 
 
 def replace_file(path: Path, data: bytes | Stream) -> None:
-    """`write_whole` for callers that have their own name for what fails with OSError.
+    """Write a file as `write_atomically` does, but raise OSError, for callers with their own error messages.
 
-    What killed processes left half-written in the same folder goes."""
+    Temporary files that killed processes left in the same folder are removed."""
     remove_leftovers(path.parent)
     temp = None
     try:
@@ -89,9 +89,9 @@ def replace_file(path: Path, data: bytes | Stream) -> None:
 
 
 def _write(handle: int, data: bytes | memoryview) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(handle, remaining) :]
 
 
 def _write_sealed(handle: int, data: Stream) -> None:
@@ -105,7 +105,7 @@ def _write_sealed(handle: int, data: Stream) -> None:
 
 
 def write_error(path: Path, error: OSError) -> WorkError:
-    """The sentence for a disk that is full, broken or not ours."""
+    """Return the error for a disk that is full, broken or not writable."""
     return WorkError(
         f"{path} could not be written ({error.strerror or error}); nothing that was saved before is lost: "
         "put that right, then resume or start again."
@@ -113,7 +113,7 @@ def write_error(path: Path, error: OSError) -> WorkError:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames and new names in a directory survive a power cut."""
+    """Make renames and new names in a directory survive a power failure."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -122,7 +122,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_synced_folder(path: Path) -> None:
-    """A folder and the folders above it, so that they survive a power cut; OSError when that fails."""
+    """Create a folder and its parents so that they survive a power failure; OSError if that fails."""
     for folder in reversed([place for place in (path, *path.parents) if not place.is_dir()]):
         with suppress(FileExistsError):  # another process was first
             os.mkdir(folder, 0o700)
@@ -130,21 +130,21 @@ def make_synced_folder(path: Path) -> None:
 
 
 def temporary_path(directory: Path) -> Path:
-    """A name that `clean` recognises; nobody else has it."""
+    """Return a unique name that `remove_leftovers` recognizes."""
     return directory / f".mooring-{secrets.token_hex(8)}.tmp"
 
 
 def lock_handle(handle: int) -> None:
-    """Tell `clean` that the owner of a temporary lives; where a file system has no locks, `clean` removes nothing."""
+    """Mark a temporary file as in use; without file locks, `remove_leftovers` removes nothing."""
     with suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Nobody else writes into a run directory meanwhile: a second process is told who does.
+    """Lock a run directory for one writing process; a second process gets an error that names the first.
 
-    The lock ends with its process, however that ends. Where a file system has no locks, there is none.
+    The lock ends with its process. A file system without locks has none.
     """
     path, handle = directory / LOCK_FILE, None
     try:
@@ -153,8 +153,10 @@ def directory_lock(directory: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                who = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
-                raise RequestError(f"{directory} is in use by {who}; wait until it has finished, or stop it.") from None
+                owner = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
+                raise RequestError(
+                    f"{directory} is in use by {owner}; wait until it has finished, or stop it."
+                ) from None
             if not os.fstat(handle).st_nlink:  # its last holder has just removed it
                 os.close(handle)
                 handle = None
@@ -163,7 +165,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
     except RequestError:
         os.close(handle)  # type: ignore[arg-type]
         raise
-    except OSError:  # no locks here, or nothing can be written: whoever then writes will say so
+    except OSError:  # no locks, or not writable: the first write will raise an error
         pass
     try:
         yield
@@ -181,11 +183,11 @@ def _claim(directory: Path) -> tuple[Path, int]:
         lock_handle(handle)
         if os.fstat(handle).st_nlink:
             return temp, handle
-        os.close(handle)  # `clean` of another process came between creation and lock
+        os.close(handle)  # another process removed it between creation and lock
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove what killed processes left under temporary names; a living writer holds a lock and keeps its own."""
+    """Remove temporary files of killed processes; those of a running process are locked and stay."""
     removed = []
     for temp in sorted(directory.glob(".mooring-*.tmp")):
         try:
@@ -207,7 +209,7 @@ def remove_leftovers(directory: Path) -> list[Path]:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """`data`, which holds UNSEALED once, with its digest in that place."""
+    """Return `data` with its digest in place of BLANK_CHECKSUM, which it contains once."""
     place = _place_of_seal(data)
     digest = hashlib.sha256(data).hexdigest().encode()
     return b"".join((memoryview(data)[:place], digest, memoryview(data)[place + 64 :]))
@@ -222,17 +224,17 @@ def _place_of_seal(data: bytes) -> int:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The bytes of a file, or one sentence why not."""
+    """Return the bytes of a file; RequestError if it cannot be read."""
     with open_to_read(path) as file:
         return file.read()
 
 
 @contextmanager
 def open_to_read(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to read from, or one sentence why not."""
+    """Open a file for reading; RequestError if it cannot be read."""
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise RequestError(f"{path} is not a file.")  # a pipe would keep us waiting
+            raise RequestError(f"{path} is not a file.")  # reading a pipe would block
         with open(path, "rb") as file:
             yield file
     except FileNotFoundError:
@@ -242,28 +244,28 @@ def open_to_read(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_checked(path: str | Path) -> bytes:
-    """The bytes of a file whose seal holds; DamagedFile otherwise."""
+    """Return the bytes of a file with a valid seal; DamagedFile otherwise."""
     data = read_bytes(path)
     check_checksum(path, data, ())
     return data
 
 
 def check_checksum(path: str | Path, head: bytes, parts: Iterable[bytes | memoryview]) -> None:
-    """DamagedFile unless the seal in `head` is that of the file, which is `head` followed by `parts`."""
+    """Raise DamagedFile unless the seal in `head` matches the file, which is `head` followed by `parts`."""
     if head.count(CHECKSUM_MARK) != 1:
         raise DamagedFile(f"{path} is damaged or was not written by Mooring: it carries no seal.")
     place = head.index(CHECKSUM_MARK) + len(CHECKSUM_MARK)
     view = memoryview(head)
     digest = hashlib.sha256(view[:place])
-    rest: Iterable[bytes | memoryview] = chain([_BLANK, view[place + 64 :]], parts)
-    for part in rest:
+    blocks: Iterable[bytes | memoryview] = chain([_BLANK, view[place + 64 :]], parts)
+    for part in blocks:
         digest.update(part)
     if digest.hexdigest().encode() != head[place : place + 64]:
         raise DamagedFile(f"{path} is damaged: it was cut or changed after it was saved.")
 
 
 def to_plain(value: Any, real: Callable[[float], Any] = float) -> Any:
-    """Numbers, text, lists and tables for what arrays, tuples and dataclasses hold; a dataclass drops its Nones."""
+    """Return arrays, tuples and dataclasses as numbers, text, lists and tables; a dataclass drops its Nones."""
     if isinstance(value, np.generic | np.ndarray | Tensor):
         value = value.tolist()
     if value is None or isinstance(value, bool | str):
@@ -289,12 +291,12 @@ def _json_number(value: float) -> float | str | None:
 
 
 def to_json(value: Any) -> str:
-    """Strict JSON on one line, for other programs to read; NaN and infinities as in `json_bytes`."""
+    """Return strict JSON on one line, for other programs; NaN and infinities as in `json_bytes`."""
     return json.dumps(to_plain(value, _json_number), allow_nan=False, ensure_ascii=False)
 
 
 def json_bytes(value: JsonObject) -> bytes:
-    """A sealed file of sorted, strict JSON; the seal is its key "seal".
+    """Return a sealed file of sorted, strict JSON; the seal is its key "seal".
 
     NaN is null (no value), an infinity is the text "Infinity" or "-Infinity".
     """
@@ -311,7 +313,7 @@ def write_json(path: str | Path, value: JsonObject) -> None:
 
 
 def read_json(path: str | Path) -> JsonObject:
-    """What `write_json` wrote, with the policy of `json_bytes` for numbers that are not finite."""
+    """Return the content of a file of `write_json`; numbers that are not finite are as in `json_bytes`."""
     data = read_checked(path)
     try:
         value = json.loads(data)
@@ -322,16 +324,18 @@ def read_json(path: str | Path) -> JsonObject:
 
 
 def frame_from_rows(rows: Sequence[NamedValues]) -> pd.DataFrame:
-    """Rows that `json_bytes` stored (or the same in memory) as a table; in columns of numbers null is NaN again."""
+    """Return rows of `json_bytes` (or equal ones in memory) as a table; in columns of numbers null becomes NaN."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pd.DataFrame({name: _column([row.get(name) for row in rows]) for name in names})
 
 
 def _column(values: list[Any]) -> list[Any]:
-    odd = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-    numbers = [odd.get(value, value) if value is None or isinstance(value, str) else value for value in values]
-    known = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in numbers)
-    return numbers if known and any(value is not None for value in values) else values
+    special_values = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    numbers = [
+        special_values.get(value, value) if value is None or isinstance(value, str) else value for value in values
+    ]
+    is_numeric = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in numbers)
+    return numbers if is_numeric and any(value is not None for value in values) else values
 
 
 def parquet_bytes(frame: pd.DataFrame | pa.Table) -> bytes:
@@ -346,14 +350,14 @@ def parquet_bytes(frame: pd.DataFrame | pa.Table) -> bytes:
 
 
 def csv_bytes(frame: pd.DataFrame) -> bytes:
-    """A CSV file in which no text is a formula to a spreadsheet: such cells begin with an apostrophe."""
+    """Return a CSV file in which spreadsheets find no formula: such cells begin with an apostrophe."""
     safe = frame.copy()
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
-        safe[name] = frame[name].map(_defused)
-    return safe.rename(columns=_defused).to_csv(index=False).encode()
+        safe[name] = frame[name].map(_escape_formula)
+    return safe.rename(columns=_escape_formula).to_csv(index=False).encode()
 
 
-def _defused(cell: Any) -> Any:
+def _escape_formula(cell: Any) -> Any:
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     try:
@@ -368,7 +372,7 @@ def write_parquet(path: str | Path, frame: pd.DataFrame | pa.Table) -> None:
 
 
 def read_table(path: str | Path) -> pa.Table:
-    """The Arrow table that `write_parquet` wrote."""
+    """Return the Arrow table that `write_parquet` wrote."""
     data = read_checked(path)
     try:
         return read_bounded(pa.BufferReader(data), str(path)).replace_schema_metadata(None)

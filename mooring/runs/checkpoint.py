@@ -1,4 +1,4 @@
-"""Where a killed run goes on: `checkpoint/` holds the two latest generations, one tensor file each."""
+"""Checkpoints, from which an interrupted run resumes: `checkpoint/` contains the two latest, one tensor file each."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
 class Checkpoint(NamedTuple):
-    """A run after `round`: its state, and what else it needs to go on (the records so far)."""
+    """A run after `round`: its state, and the records so far."""
 
     round: int
     tensors: dict[str, Tensor]
     meta: JsonObject
-    note: str | None  # a sentence when a newer generation was damaged and this older one took its place
+    note: str | None  # a sentence if a newer checkpoint is damaged and this older one replaces it
 
 
 def list_checkpoints(run: str | Path) -> list[tuple[int, Path]]:
-    """(round, file) of every generation, latest first."""
+    """Return (round, file) of every checkpoint, latest first."""
     folder = Path(run) / CHECKPOINT_FOLDER
     names = ((_NAME.fullmatch(path.name), path) for path in folder.glob("*"))
     return sorted(((int(match[1]), path) for match, path in names if match), reverse=True)
 
 
 def write_checkpoint(run: str | Path, round: int, tensors: Mapping[str, StoredTensor], meta: JsonObject) -> None:
-    """Add the generation of `round`, then drop all but the two latest up to it.
+    """Add the checkpoint of `round`, then delete all but the two latest up to it.
 
-    Later generations are dropped too: a run that saves an earlier round has gone back behind them.
+    Later checkpoints are deleted too: a run that saves an earlier round was restarted before them.
     """
     folder = Path(run) / CHECKPOINT_FOLDER
     try:
@@ -52,7 +52,7 @@ def write_checkpoint(run: str | Path, round: int, tensors: Mapping[str, StoredTe
 
 
 def drop_old(run: str | Path) -> None:
-    """All but the two latest generations: what a process that was killed between adding and dropping has left."""
+    """Delete all but the two latest checkpoints, which a killed process may have left."""
     drop(path for _, path in list_checkpoints(run)[MAX_CHECKPOINTS:])
 
 
@@ -65,7 +65,7 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def read_latest_checkpoint(run: str | Path) -> Checkpoint | None:
-    """The newest generation that is whole; None when there is none yet, DamagedFile when none is whole."""
+    """Return the newest intact checkpoint; None if there is none yet, DamagedFile if all are damaged."""
     failures = []
     for round, path in list_checkpoints(run):
         try:

@@ -1,4 +1,4 @@
-"""A matrix on disk, of which only those rows are in memory that are asked for."""
+"""A matrix on disk; only requested rows are in memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mooring.core.errors import RequestError
 
 
 class DiskMatrix:
-    """A matrix [m, ...] in a file without a name, every row of which is `first` until it is put there."""
+    """A matrix [m, ...] in an unnamed file; every row is `first` until it is set."""
 
     def __init__(self, first: Tensor, rows: int):
-        self.first, self.known = first, torch.zeros(rows, dtype=torch.bool)
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the shelf
+        self.first, self.is_set = first, torch.zeros(rows, dtype=torch.bool)
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the matrix
         finalize(self, self.file.close)
-        self.turn = Lock()  # chunks of a round are worked on side by side
+        self.lock = Lock()  # chunks of a round are processed in parallel
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.known), *self.first.shape)
+        return (len(self.is_set), *self.first.shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -36,13 +36,13 @@ class DiskMatrix:
         return self.first.numel() * self.first.element_size()
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self[torch.tensor([place])][0] for place in range(len(self.known)))
+        return (self[torch.tensor([place])][0] for place in range(len(self.is_set)))
 
     def __getitem__(self, position: Tensor) -> Tensor:
         out = self.first.new_empty(len(position), *self.first.shape)
         for row, place in zip(out, position.tolist()):
-            if bool(self.known[place]):
-                with self.turn:
+            if bool(self.is_set[place]):
+                with self.lock:
                     self.file.seek(place * self._bytes)
                     self.file.readinto(tensor_bytes(row))
             else:
@@ -52,25 +52,25 @@ class DiskMatrix:
     def __setitem__(self, position: Tensor, part: Tensor) -> None:
         try:
             for place, row in zip(position.tolist(), part):
-                with self.turn:
+                with self.lock:
                     self.file.seek(place * self._bytes)
                     self.file.write(tensor_bytes(row.detach().contiguous()))
             self.file.flush()
         except OSError as error:
-            where = tempfile.gettempdir()
+            folder = tempfile.gettempdir()
             raise RequestError(
-                f"{where} has no room for the clients' models ({error}); set TMPDIR to a folder that has."
+                f"{folder} has no room for the clients' models ({error}); set TMPDIR to a folder that has."
             ) from error
-        self.known[position] = True
+        self.is_set[position] = True
 
     def clone(self) -> DiskMatrix:
-        twin = DiskMatrix(self.first, len(self.known))
-        twin.known = self.known.clone()
+        twin = DiskMatrix(self.first, len(self.is_set))
+        twin.is_set = self.is_set.clone()
         self.file.seek(0)
         shutil.copyfileobj(self.file, twin.file, 1 << 24)
         return twin
 
 
 def tensor_bytes(part: Tensor) -> memoryview:
-    """A contiguous tensor's own memory; one entry is contiguous whatever its stride, which `view` does not take."""
+    """Return the memory of a contiguous tensor; `view` would refuse a single entry with an unusual stride."""
     return part.as_strided((part.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -119,9 +119,9 @@ This page is written by `python -m mooring.runs.output_files > docs/output-files
 
 
 def render_page() -> str:
-    """`docs/output-files.md`."""
+    """Return the text of `docs/output-files.md`."""
     parts = [HEAD, "## Files", "", "| file | written by | contents |", "|---|---|---|"]
-    parts += [f"| `{name}` | {who} | {what} |" for name, (who, what) in FILES.items()]
+    parts += [f"| `{name}` | {writers} | {contents} |" for name, (writers, contents) in FILES.items()]
     for title, schema in ((names.CLIENTS_FILE, CLIENTS_SCHEMA), (names.ROUNDS_FILE, ROUNDS_SCHEMA)):
         parts += ["", f"## `{title}`", "", "| column | type | contents |", "|---|---|---|"]
         parts += [f"| `{field.name}` | {type_name(field)} | {field.metadata[b'about'].decode()} |" for field in schema]
@@ -133,15 +133,15 @@ def render_page() -> str:
     }
     for title, keys in tables.items():
         parts += ["", f"## {title}", "", "| key | contents |", "|---|---|"]
-        parts += [f"| `{key}` | {what} |" for key, what in keys.items()]
+        parts += [f"| `{key}` | {contents} |" for key, contents in keys.items()]
     parts += ["", f"## Tensors in `{names.MODELS_FILE}`", "", "| tensor | contents |", "|---|---|"]
-    parts += [f"| `{key}` | {what} |" for key, what in TENSORS.items()]
+    parts += [f"| `{key}` | {contents} |" for key, contents in TENSORS.items()]
     return "\n".join(parts) + "\n"
 
 
 def type_name(field: pa.Field) -> str:
-    words = {pa.int64(): "integer", pa.float64(): "number", pa.string(): "text", pa.bool_(): "true or false"}
-    return words[field.type]
+    names_by_type = {pa.int64(): "integer", pa.float64(): "number", pa.string(): "text", pa.bool_(): "true or false"}
+    return names_by_type[field.type]
 
 
 if __name__ == "__main__":

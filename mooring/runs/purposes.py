@@ -1,4 +1,4 @@
-"""What a run may be for, and what that decides: the one table that the other modules read."""
+"""Purposes of runs, and what their run files may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run file with a comment on everything that could be said in it: what `mooring init` writes."""
+"""The run file that `mooring init` writes, with a comment on every option."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ name = "{DEFAULT_ALGORITHM}"
 WIDTH = 34
 
 
-def render_run_file(given: Mapping[str, NamedValues], name: str) -> str:
-    """The text of a run file with these values in its sections, and all other options as comments."""
+def render_run_file(values: Mapping[str, NamedValues], name: str) -> str:
+    """Return the text of a run file with these values in its sections, and all other options as comments."""
     parts = [HEAD.format(name=name)]
     for section in dict.fromkeys(option.section for option in OPTIONS.values()):
-        said = dict(given.get(section, {}))
-        lines = [f"[{section}]"] + [assigned(field, said.pop(field)) for field in ("source",) if field in said]
+        section_values = dict(values.get(section, {}))
+        lines = [f"[{section}]"] + [
+            render_assignment(field, section_values.pop(field)) for field in ("source",) if field in section_values
+        ]
         for option in OPTIONS.values():
             if option.section == section:
-                lines.append(line_of(option, said))
+                lines.append(render_line(option, section_values))
         parts.append("\n".join(lines) + "\n")
         if section == "task":
             parts.append(METHOD)
     return "\n".join(parts)
 
 
-def line_of(option: Option, said: NamedValues) -> str:
-    about = f"# {option.info.title} [{option.default}]"
-    if option.field in said:
-        return f"{assigned(option.field, said[option.field]):<{WIDTH}}{about}"
+def render_line(option: Option, section_values: NamedValues) -> str:
+    comment = f"# {option.info.title} [{option.default}]"
+    if option.field in section_values:
+        return f"{render_assignment(option.field, section_values[option.field]):<{WIDTH}}{comment}"
     value = option.info.default
-    shown = f"# {assigned(option.field, value)}" if value is not None else f"# {option.field} ="
-    return f"{shown:<{WIDTH}}{about}"
+    line = f"# {render_assignment(option.field, value)}" if value is not None else f"# {option.field} ="
+    return f"{line:<{WIDTH}}{comment}"
 
 
-def assigned(field: str, value: Any) -> str:
+def render_assignment(field: str, value: Any) -> str:
     return tomli_w.dumps({field: value}).strip() if not isinstance(value, list) else f"{field} = {json.dumps(value)}"

@@ -1,4 +1,4 @@
-"""`run.toml`: what was run, resolved numbers included, complete enough to run it again, here or on Flower."""
+"""`run.toml`: a run's data, options and resolved numbers, sufficient to repeat it, here or on Flower."""
 
 from __future__ import annotations
 
@@ -64,56 +64,57 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def make_run(table: JsonObject, where: str) -> RunFile:
-    """The run that nested tables describe; RequestError in one sentence that begins with `where`, if it is said.
+def make_run(table: JsonObject, source: str) -> RunFile:
+    """Return the run that nested tables describe; a RequestError begins with `source`, if it is not empty.
 
-    A participation up to 1 is a share of the clients, so 1 is everyone; a whole number above 1 is how many.
+    A participation up to 1 is a share of the clients, so 1 means all clients; a whole number above 1 is their number.
     """
-    made = table.get("mooring", {})
-    if isinstance(made, dict) and made.get("format", FORMAT_VERSION) != FORMAT_VERSION:
+    info = table.get("mooring", {})
+    if isinstance(info, dict) and info.get("format", FORMAT_VERSION) != FORMAT_VERSION:
         raise RequestError(
-            f"{where}: made by Mooring {made.get('version', 'of an unknown version')} in format {made['format']!r}; "
+            f"{source}: made by Mooring {info.get('version', 'of an unknown version')} in format {info['format']!r}; "
             f"this is Mooring {installed_version()}, which reads format {FORMAT_VERSION}."
         )
     try:
         return RunFile.model_validate(table)
     except ValidationError as error:
-        raise RequestError(f"{where}: {_sentence(error)}" if where else _sentence(error)) from None
+        raise RequestError(f"{source}: {_sentence(error)}" if source else _sentence(error)) from None
 
 
-def make_training(where: str, **options: Any) -> TrainingSection:
-    """The section [training] alone, held to the same rules."""
+def make_training(source: str, **options: Any) -> TrainingSection:
+    """Return the section [training], checked by the same rules."""
     try:
         return TrainingSection(**options)
     except ValidationError as error:
-        raise RequestError(f"{where}: {_sentence(error, 'training')}") from None
+        raise RequestError(f"{source}: {_sentence(error, 'training')}") from None
 
 
-def parse_run(data: bytes, where: str) -> RunFile:
-    """The run of a file's bytes; its seal, if it has one, is dropped."""
+def parse_run(data: bytes, source: str) -> RunFile:
+    """Return the run in a file's bytes, without its seal."""
     try:
         table = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{where}: this is not TOML: {error}.") from None
-    made = table.setdefault("mooring", {})
-    if isinstance(made, dict):
-        made.setdefault("purpose", purpose_of(table))
-    run = make_run(table, where)
+        raise RequestError(f"{source}: this is not TOML: {error}.") from None
+    info = table.setdefault("mooring", {})
+    if isinstance(info, dict):
+        info.setdefault("purpose", purpose_of(table))
+    run = make_run(table, source)
     return run.model_copy(update={"mooring": run.mooring.model_copy(update={"seal": None})})
 
 
 def read_run(path: str | Path) -> RunFile:
-    """A run file that a person may have written or edited."""
+    """Return the run in a file that a person may have written or edited."""
     return parse_run(read_bytes(path), str(path))
 
 
 def purpose_of(table: JsonObject) -> str:
-    """What a file that does not say its purpose is for: its methods tell, and without any it serves every command."""
+    """Return the purpose of a file that does not state it, by its methods; a file without methods serves every
+    command."""
     return "compare" if "algorithms" in table else "fit" if "algorithm" in table else "advise"
 
 
 def run_bytes(run: RunFile) -> bytes:
-    """The file, sealed: equal runs give equal bytes, and a run directory notices a later change."""
+    """Return the sealed file: equal runs give equal bytes, and later changes are detected."""
     checked = make_run(run.model_dump(exclude_none=True), "run.toml")  # `model_copy` checks nothing
     table = checked.model_dump(exclude_none=True)
     table["mooring"]["seal"] = BLANK_CHECKSUM
@@ -121,7 +122,7 @@ def run_bytes(run: RunFile) -> bytes:
 
 
 def _sentence(error: ValidationError, *section: str) -> str:
-    """The first thing that pydantic found wrong, in a run or a section: where, what was found, what is right."""
+    """Return pydantic's first error as a sentence: the field, the value, and what would be right."""
     first = error.errors(include_url=False)[0]
     first["loc"] = (*section, *first["loc"])
     if not first["loc"]:
@@ -129,16 +130,16 @@ def _sentence(error: ValidationError, *section: str) -> str:
     dotted, right, model = _place(first["loc"])
     if first["type"] == "extra_forbidden":
         parent, _, name = dotted.rpartition(".")
-        what = f"field of [{parent}]" if parent else "section"
-        return f"{describe_unknown(what, name, sorted(model.model_fields.keys() - {'seal'}))}."
+        kind = f"field of [{parent}]" if parent else "section"
+        return f"{describe_unknown(kind, name, sorted(model.model_fields.keys() - {'seal'}))}."
     if first["type"] == "missing":
         return f"{dotted} is missing; it must be {right}."
-    found = repr(first["input"])
-    return f"{dotted} must be {right}, got {found if len(found) <= 80 else found[:77] + '...'}."
+    value = repr(first["input"])
+    return f"{dotted} must be {right}, got {value if len(value) <= 80 else value[:77] + '...'}."
 
 
 def _place(loc: tuple[int | str, ...]) -> tuple[str, str, type[BaseModel]]:
-    """The dotted name of a place, what would be right there, and the section that it belongs to."""
+    """Return a field's dotted name, its description, and the section that it belongs to."""
     model: type[BaseModel] = RunFile
     right, names = "", []
     for part in loc:

@@ -1,7 +1,7 @@
 """The sections of a run file. Each field is declared once: the command line's flags and Python's arguments are these.
 
-A field has a help text (its title), what would be right (its description, in words that end the sentence '... must
-be'), a default, and where the flag is not the field's name, the flag. Nothing heavy is imported: `--help` reads this.
+A field has a help text (its title), a description (the end of the sentence '... must
+be'), a default, and a flag if it differs from the field's name. Nothing heavy is imported: `--help` reads this.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mooring.core.types import JsonObject, NamedValues
 from mooring.runs.purposes import PurposeName
 
 FORMAT_VERSION = 2
-DEFAULT_ALGORITHM = "fedprox_personal"  # what `fit` trains if nobody says otherwise
-DEFAULT_NETWORK_ALGORITHM: JsonObject = {"name": "fedavg_finetune", "tune_steps": 50}  # and of networks
-DEFAULT_METHODS = ("local", "pooled", "fedavg", "fedprox", "fedprox_personal")  # what `compare` compares
+DEFAULT_ALGORITHM = "fedprox_personal"  # default of `fit`
+DEFAULT_NETWORK_ALGORITHM: JsonObject = {"name": "fedavg_finetune", "tune_steps": 50}  # default for networks
+DEFAULT_METHODS = ("local", "pooled", "fedavg", "fedprox", "fedprox_personal")  # default of `compare`
 
 
 def installed_version() -> str:
@@ -32,7 +32,8 @@ def installed_version() -> str:
 
 
 def _storable(value: Any) -> Any:
-    """A value as TOML can hold it; its tables lose their Nones and are sorted: equal runs give equal bytes."""
+    """Return a value that TOML can store; tables lose their Nones and are sorted, so that equal runs give equal
+    bytes."""
     import tomli_w
 
     from mooring.runs.atomic_files import to_plain
@@ -90,7 +91,7 @@ def _is_attack(spec: str) -> str:
 
 
 def _auto(value: Any) -> Any:
-    """ "auto" is the word for saying nothing; said on a command line, it takes back what a run file says."""
+    """Return None for "auto", which on a command line overrides the value of a run file."""
     return None if value == "auto" else value
 
 
@@ -115,12 +116,12 @@ Weights = Annotated[str | dict[str, float], AfterValidator(_positive)]
 
 
 def plain_field(right: str, default: Any = ..., **bounds: Any) -> Any:
-    """A field that is no option."""
+    """Return a field that is not an option."""
     return Field(default, description=right, **bounds)
 
 
 def option(help: str, right: str, default: Any = None, *, flag: str = "", unset: str = "", **bounds: Any) -> Any:
-    """A field that is an option; `unset` says in words what happens where the default is None."""
+    """Return a field that is an option; `unset` describes the behavior if the default is None."""
     extra: JsonObject = {"flag": flag, "unset": unset}
     return Field(default, title=help, description=right, json_schema_extra=extra, **bounds)
 
@@ -130,7 +131,7 @@ class Section(BaseModel):
 
 
 class OpenSection(BaseModel):
-    """A section with fields of its own choosing: the hyper-parameters of an algorithm, the settings of a task."""
+    """A section with undeclared fields: the hyperparameters of an algorithm, the settings of a task."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
     __pydantic_extra__: dict[str, Value]
@@ -327,7 +328,7 @@ class TrainingSection(Section):
 
 
 class AdviceSection(Section):
-    """What an advice answers to."""
+    """Options of `advise`."""
 
     margin: Annotated[float, BeforeValidator(_per_cent)] = option(
         "Difference too small to matter.",
@@ -354,7 +355,7 @@ class AdviceSection(Section):
 
 
 class FederationSection(Section):
-    """How clients on machines of their own take part; see docs/deploying.md."""
+    """Options of a deployment; see docs/deploying.md."""
 
     clients: int | list[str] | None = plain_field(
         "how many clients take part (2 or more), or a list of their names", None
@@ -381,7 +382,7 @@ class FederationSection(Section):
 
 
 class Option(NamedTuple):
-    """One option: its name in Python, where it stands in a run file, and how it was declared."""
+    """One option: its name in Python, its place in a run file, and its declaration."""
 
     name: str
     section: str
@@ -394,7 +395,7 @@ class Option(NamedTuple):
 
     @property
     def default(self) -> str:
-        """What holds where nobody says anything, in words."""
+        """The default in words."""
         value = self.info.default
         if value is None:
             return self._extra["unset"]
@@ -414,20 +415,20 @@ def _options() -> dict[str, Option]:
         "training": TrainingSection,
         "advice": AdviceSection,
     }
-    found = [
+    options = [
         Option(section if field == "name" else field, section, field, info)
         for section, model in sections.items()
         for field, info in model.model_fields.items()
         if info.title
     ]
-    return {option.name: option for option in found}
+    return {option.name: option for option in options}
 
 
 OPTIONS = _options()
 
 
 class Options(TypedDict, total=False):
-    """The options of `fit`, `compare` and `advise` in Python, for type checkers; None is the same as left out."""
+    """The options of `fit`, `compare` and `advise` in Python, for type checkers; None means unset."""
 
     client: str | None
     target: str | None

@@ -1,6 +1,6 @@
 """The two tables of a run: one row per round, one row per client. Their columns are declared here and nowhere else.
 
-A file holds the columns that its run fills: a fit has no recommendations, an exact method no privacy.
+A file contains the columns that its run fills: a fit has no recommendations, an exact method no privacy.
 """
 
 from __future__ import annotations
@@ -18,31 +18,37 @@ from mooring.core.types import NamedValues
 from mooring.runs.atomic_files import read_table
 
 
-def _field(name: str, kind: pa.DataType, about: str, nullable: bool = True) -> pa.Field:
-    return pa.field(name, kind, nullable=nullable, metadata={"about": about})
+def _field(name: str, kind: pa.DataType, description: str, nullable: bool = True) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable, metadata={"about": description})
 
 
-def _count(name: str, about: str) -> pa.Field:
-    return _field(name, pa.int64(), about, nullable=False)
+def _count(name: str, description: str) -> pa.Field:
+    return _field(name, pa.int64(), description, nullable=False)
 
 
-def _number(name: str, about: str) -> pa.Field:
-    return _field(name, pa.float64(), about)  # NaN and missing are the same: no value
+def _number(name: str, description: str) -> pa.Field:
+    return _field(name, pa.float64(), description)  # NaN and missing are the same: no value
 
 
 def _improvements() -> list[pa.Field]:
-    """Of the recommended model over the local, the global and the pooled one."""
-    ends = {"": "", "_ci_low": ", lower end of its interval", "_ci_high": ", upper end of its interval"}
+    """Return the fields of the recommended model's improvement over the local and the global one."""
+    end_texts = {"": "", "_ci_low": ", lower end of its interval", "_ci_high": ", upper end of its interval"}
     units = {"": "in the unit of the loss", "_pct": "in percent of the other model's loss"}
     out = []
-    for other in ("local", "global"):
+    for alternative in ("local", "global"):
         out += [
-            _number(f"improvement_over_{other}{unit}{end}", f"loss of the {other} model less this one, {words}{more}")
-            for unit, words in units.items()
-            for end, more in ends.items()
+            _number(
+                f"improvement_over_{alternative}{unit}{end}",
+                f"loss of the {alternative} model less this one, {unit_text}{end_text}",
+            )
+            for unit, unit_text in units.items()
+            for end, end_text in end_texts.items()
         ]
         out.append(
-            _number(f"probability_better_than_{other}", f"that the recommended model's loss is lower than the {other}")
+            _number(
+                f"probability_better_than_{alternative}",
+                f"that the recommended model's loss is lower than the {alternative}",
+            )
         )
     return out
 
@@ -119,11 +125,11 @@ def clients_table(rows: Iterable[NamedValues]) -> pa.Table:
 def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
     """A table of the run with the columns that the run filled."""
     table = read_table(path)
-    known = {field.name: field for field in columns}
+    fields = {field.name: field for field in columns}
     missing = [field.name for field in columns if not field.nullable and field.name not in table.column_names]
-    if missing or any(field.name not in known or field.type != known[field.name].type for field in table.schema):
-        mine, names = ", ".join(table.column_names), ", ".join(columns.names)
-        raise RequestError(f"{path} has the columns {mine}; this version of Mooring reads {names}.")
+    if missing or any(field.name not in fields or field.type != fields[field.name].type for field in table.schema):
+        columns_text, names = ", ".join(table.column_names), ", ".join(columns.names)
+        raise RequestError(f"{path} has the columns {columns_text}; this version of Mooring reads {names}.")
     return table.to_pandas()
 
 
@@ -140,7 +146,7 @@ def _table(file: str, rows: Iterable[NamedValues], columns: pa.Schema) -> pa.Tab
 
 def _value(file: str, value: Any, field: pa.Field) -> Any:
     if isinstance(value, float) and math.isnan(value):
-        value = None  # how a data frame shows that there is no value
+        value = None  # a missing value in a data frame
     if value is not None and pa.types.is_float64(field.type):
         value = float(value)
         value = None if math.isnan(value) else value

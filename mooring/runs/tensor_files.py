@@ -1,7 +1,7 @@
 """Tensors in a file that cannot execute code: safetensors, sealed, equal contents in equal bytes.
 
-The file's metadata is one key that holds sorted JSON: safetensors orders several keys at random. That JSON keeps NaN
-and Infinity as Python's own reader knows them, so that the records of a resumed run are exactly what they were.
+The file's metadata is one key that contains sorted JSON: safetensors orders several keys at random. That JSON keeps NaN
+and Infinity as Python's own reader accepts them, so that the records of a resumed run are exactly what they were.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ _CODES = {  # in the order in which safetensors lays them out, backwards
 
 
 def tensor_file(tensors: Mapping[str, StoredTensor], meta: JsonObject) -> Stream:
-    """The file for tensors and JSON metadata (no time or path in it, so that equal runs give equal bytes)."""
+    """Return the file for tensors and JSON metadata (no time or path in it, so that equal runs give equal bytes)."""
     rank = {kind: place for place, kind in enumerate(_CODES)}
     names = sorted(tensors, key=lambda name: (-rank[tensors[name].dtype], name))
     text = json.dumps(to_plain({"meta": meta, "seal": BLANK_CHECKSUM}), sort_keys=True, ensure_ascii=False)
     header: JsonObject = {"__metadata__": {_KEY: text}}
     end = 0
     for name in names:
-        one = tensors[name]
-        begin, end = end, end + prod(one.shape) * one.dtype.itemsize
-        header[name] = {"dtype": _CODES[one.dtype], "shape": list(one.shape), "data_offsets": [begin, end]}
+        tensor = tensors[name]
+        begin, end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     return Stream(len(head).to_bytes(8, "little") + head, _parts(tensors[name] for name in names))
 
 
 def _parts(tensors: Iterator[StoredTensor]) -> Iterator[memoryview]:
-    for one in tensors:
-        for part in one if isinstance(one, DiskMatrix) else [one]:
+    for tensor in tensors:
+        for part in tensor if isinstance(tensor, DiskMatrix) else [tensor]:
             yield tensor_bytes(part.detach().cpu().contiguous())
 
 
@@ -77,29 +77,30 @@ def write_tensors(path: str | Path, tensors: Mapping[str, StoredTensor], meta: J
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], JsonObject]:
-    """The tensors and the metadata of a file; DamagedFile when a single bit differs from what was written."""
+    """Return the tensors and the metadata of a file; DamagedFile if a single bit differs."""
     with open_to_read(path) as file:
         length = file.read(8)
         size = int.from_bytes(length, "little")
         if size > _LONGEST_HEADER:
             raise DamagedFile(f"{path} is damaged, or not a tensor file of Mooring's.")
-        check_checksum(path, length + file.read(size), _pieces(file))
+        check_checksum(path, length + file.read(size), _read_blocks(file))
     try:
-        with safe_open(path, "pt", backend="pread") as held:
-            tensors = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118  # it is not a dict
-            meta = json.loads(held.metadata()[_KEY])["meta"]
+        with safe_open(path, "pt", backend="pread") as archive:
+            tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118  # it is not a dict
+            meta = json.loads(archive.metadata()[_KEY])["meta"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedFile(f"{path} is not a tensor file of Mooring's: {error}.") from error
     return tensors, meta
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(_PIECE):
-        yield piece
+def _read_blocks(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(_PIECE):
+        yield block
 
 
 def flatten(prefix: str, state: StateTree) -> JsonObject:
-    """A tree of NamedTuples, tensors and None as named tensors: `server/w`, `server/opt/m`; None keeps its name too."""
+    """Return a tree of NamedTuples, tensors and None as named tensors: `server/w`, `server/opt/m`; None keeps its
+    name too."""
     if state is None:
         return {prefix + _NOTHING: torch.empty(0, dtype=torch.uint8)}
     if isinstance(state, StoredTensor):
@@ -113,14 +114,14 @@ def flatten(prefix: str, state: StateTree) -> JsonObject:
 
 
 def unflatten(template: Any, prefix: str, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that `flatten` named; `template`, such as a first state, says which NamedTuples it is made of."""
+    """Return the state that `flatten` named; `template`, such as an initial state, has the same NamedTuples."""
     if prefix + _NOTHING in tensors:
         return None
     if prefix in tensors:
         return tensors[prefix]
     if not _is_named(template):
-        known = ", ".join(sorted(tensors)) or "nothing"
-        raise RequestError(f"the saved state has no '{prefix}'; it holds {known}, so another algorithm made it.")
+        names = ", ".join(sorted(tensors)) or "nothing"
+        raise RequestError(f"the saved state has no '{prefix}'; it holds {names}, so another algorithm made it.")
     return type(template)(
         *(unflatten(part, f"{prefix}/{field}", tensors) for field, part in zip(template._fields, template))
     )
