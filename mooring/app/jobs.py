@@ -1,4 +1,4 @@
-"""The advice that the page asked for: one at a time, in a thread of its own, each told how far it is."""
+"""Jobs of the local page: one recommendation at a time, in a thread of its own, each with its progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JobFunction = Callable[["Job"], None]
 
 @dataclass
 class Job:
-    """A run on its way; `state` is what the page shows."""
+    """A run in progress; the page shows `state`."""
 
     run: Path
     work: JobFunction
@@ -28,10 +28,10 @@ class Job:
     steps: int = 0
     error: str = ""
 
-    def tell(self, what: str, done: int, steps: int) -> None:
+    def report_progress(self, what: str, done: int, steps: int) -> None:
         self.what, self.done, self.steps = what, done, steps
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         names = ("state", "what", "done", "steps", "error")
         return {name: getattr(self, name) for name in names}
 
@@ -40,14 +40,14 @@ class Job:
 class Jobs:
     """Jobs by the name of their run."""
 
-    known: dict[str, Job] = field(default_factory=dict)
+    by_run: dict[str, Job] = field(default_factory=dict)
     line: queue.Queue[Job] = field(default_factory=queue.Queue)
 
     def start(self) -> None:
         threading.Thread(target=self._work, daemon=True).start()
 
     def add(self, job: Job) -> None:
-        self.known[job.run.name] = job
+        self.by_run[job.run.name] = job
         self.line.put(job)
 
     def _work(self) -> None:
@@ -56,14 +56,14 @@ class Jobs:
 
 
 def run_job(job: Job) -> None:
-    """Do a job's work; what goes wrong is kept as one sentence."""
+    """Run a job; an error is stored as one sentence."""
     job.state, job.what = RUNNING, "reading the table"
     try:
         job.work(job)
     except (RequestError, WorkError) as error:
         job.state, job.error = FAILED, str(error)
     except Exception as error:
-        traceback.print_exc()  # for whoever looks at the terminal
+        traceback.print_exc()  # for the terminal
         job.state, job.error = FAILED, f"unexpected {type(error).__name__}: {error}"
     else:
         job.state = DONE

@@ -37,9 +37,7 @@ VarianceFormOrAuto = Literal["scalar", "diagonal", "intercept", "auto"]
 VARIANCE_FORMS = ("scalar", "diagonal", "intercept", "auto")
 Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 MIN_VARIANCE_SHARE = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so that lam stays finite
-WARM_START_MIN_GAIN = (
-    1e-2  # deviance that a step must gain with a warm start: far below a relevant difference
-)
+WARM_START_MIN_GAIN = 1e-2  # deviance that a step must gain with a warm start: far below a relevant difference
 MAX_LAPLACE_ROUNDS = 100
 VARIANCE_PROBE_SHARE = 0.1  # relative change of tau^2 by which the fits' answer to it is measured
 STEPS_PER_REFIT = (
