@@ -12,6 +12,7 @@ checks exercise. Names are read as everywhere: 3, 3.0 and "3" are one client.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,14 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 
 from mooring.advice.evaluation.cross_fitting import cross_fit
 from mooring.advice.evaluation.loss_sums import PERSONAL
 from mooring.algorithms.base import AnyAlgorithm, build
+from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
@@ -66,7 +69,8 @@ PARAMETERS = """
     rounds : int, default=100
         Communication rounds.
     validation : float, default=0.2
-        Share of each client's rows that chooses the round whose models are kept; 0 keeps none back.
+        Share of each client's rows that chooses the round whose models are kept; 0 keeps none back. Advised models
+        have no rounds and learn from all rows.
     random_state : int, RandomState instance or None, default=0
         Seed of the split and of every draw; the same number gives the same models.
 
@@ -134,6 +138,23 @@ class _Personalized(BaseEstimator):
             raise RequestError(f"X has no client column {self.client}; its shape is {x.shape}.")
         return np.delete(x, self.client, axis=1), to_client_names(pd.Series(x[:, self.client]))
 
+    def _repeat(
+        self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, sample_weight: Any
+    ) -> tuple[np.ndarray, np.ndarray, pd.Categorical | None]:
+        """The rows as often as they count; `_origin` holds each one's place before."""
+        count = _count_rows(sample_weight, x)
+        if count is None:
+            self._origin = None
+            return x, y, names
+        if names is not None:
+            check_length(names, len(y))
+        self._origin = np.repeat(np.arange(len(y)), count)
+        return (
+            x[self._origin],
+            y[self._origin],
+            None if names is None else names[self._origin].remove_unused_categories(),
+        )
+
     def _train(self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, kind: str) -> None:
         if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
             raise RequestError(f"validation must be a share from 0 to below 1, got {self.validation!r}.")
@@ -158,12 +179,13 @@ class _Personalized(BaseEstimator):
             [scaled[rows] for rows in members],
             [y[rows] for rows in members],
             names=list(map(str, self.clients_)),
-            parts=[self._parts(str(name), len(rows), int(seed)) for name, rows in zip(self.clients_, members)],
+            parts=[self._parts(str(name), rows, int(seed)) for name, rows in zip(self.clients_, members)],
             kind=kind,
         )
         self.task_ = self._task(x.shape[1])
-        if len(clients) > 1 and self.algorithm is None and self.lam == "advised":
-            self._train_advised(clients, int(seed))
+        if len(clients) > 1 and self._is_advised():
+            groups = None if self._origin is None else torch.from_numpy(self._origin[np.concatenate(members)])
+            self._train_advised(clients, int(seed), groups)
         else:
             self._train_rounds(clients, int(seed))
         slopes, intercept = to_data_units(self.task_, torch.cat([self.common_[None], self.models_]), self._units())
@@ -172,9 +194,12 @@ class _Personalized(BaseEstimator):
         self.common_coef_, self.coef_ = slopes[0], slopes[1:]
         self.common_intercept_, self.intercept_ = intercept[0], intercept[1:]
 
-    def _train_advised(self, clients: Clients, seed: int) -> None:
+    def _is_advised(self) -> bool:
+        return self.algorithm is None and self.lam == "advised"
+
+    def _train_advised(self, clients: Clients, seed: int, groups: torch.Tensor | None) -> None:
         """The global model and the personal ones that `advise` would average, fitted to all rows."""
-        _, evidence = cross_fit(self.task_, clients.train, clients.keys, "size", seed)
+        _, evidence = cross_fit(self.task_, clients.train, clients.keys, "size", seed, groups=groups)
         self.common_, self.models_ = evidence.models.global_, evidence.models.personal
         self.algorithm_: AnyAlgorithm | None = None
         self.n_iter_ = 1
@@ -216,12 +241,15 @@ class _Personalized(BaseEstimator):
         check_is_fitted(self)
         return coefficient_table(self.task_, self._units(), self.common_, self.models_, list(map(str, self.clients_)))
 
-    def _parts(self, name: str, n: int, seed: int) -> np.ndarray:
-        parts = np.full(n, "train", dtype="<U10")
-        if self.validation > 0 and len(self.clients_) > 1 and n >= MIN_ROWS_FOR_VALIDATION:
-            order = np.argsort(uniforms(seed, "split", client_key(name), np.arange(n)))
-            parts[order[: max(1, round(self.validation * n))]] = "validation"
-        return parts
+    def _parts(self, name: str, rows: np.ndarray, seed: int) -> np.ndarray:
+        """The part of each of a client's rows; repetitions of a row are in one part."""
+        origin, place = np.unique(rows if self._origin is None else self._origin[rows], return_inverse=True)
+        parts = np.full(len(origin), "train", dtype="<U10")
+        chooses_round = self.validation > 0 and len(self.clients_) > 1 and not self._is_advised()
+        if chooses_round and len(origin) >= MIN_ROWS_FOR_VALIDATION:
+            order = np.argsort(uniforms(seed, "split", client_key(name), np.arange(len(origin))))
+            parts[order[: max(1, round(self.validation * len(origin)))]] = "validation"
+        return parts[place]
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         return (x - self.mean_) / self.scale_
@@ -256,12 +284,52 @@ def check_length(names: pd.Categorical, rows: int) -> None:
         raise RequestError(f"groups must name the client of each of the {rows} rows, got {len(names)} names.")
 
 
-def refuse(more: dict[str, Any]) -> None:
-    """Arguments of `fit` that others take, and these estimators do not."""
-    for name, value in more.items():
-        if value is not None:
-            what = "rows cannot be weighted; repeat or leave out rows instead" if name == "sample_weight" else "unknown"
-            raise RequestError(f"fit got {name}: {what}.")
+def _count_rows(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+    """How often each row counts; None: once."""
+    if sample_weight is None:
+        return None
+    weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+    if (weight != np.rint(weight)).any():
+        first = int(np.argmax(weight != np.rint(weight)))
+        raise RequestError(
+            f"sample_weight counts how often a row occurs, in whole numbers; row {first + 1} has {weight[first]:g}. "
+            "Multiply the weights, or use class_weight."
+        )
+    return weight.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _ClassWeightedLogistic(Logistic):
+    """Logistic regression in which a row of class k counts class_weight[k] times."""
+
+    class_weight: tuple[float, ...] = ()
+
+    def _row_weight(self, y: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.class_weight, dtype=self.dtype)[y]
+
+    def _weighted(self, batch: Batch) -> Batch:
+        return batch._replace(weight=batch.weight * self._row_weight(batch.y))
+
+    def row_risk(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return self._row_weight(batch.y) * super().row_risk(w, batch)
+
+    def grad(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return super().grad(w, self._weighted(batch))
+
+    def _step(self, v: torch.Tensor, batch: Batch, move: Any) -> None:
+        super()._step(v, self._weighted(batch), move)
+
+    def hessian_product(self, w: torch.Tensor, batch: Batch, direction: torch.Tensor) -> torch.Tensor:
+        return super().hessian_product(w, self._weighted(batch), direction)
+
+    def hessian(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return super().hessian(w, self._weighted(batch))
+
+    def constants(self, batch: Batch, w: torch.Tensor | None = None) -> Any:
+        fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w
+        return Logistic(self.features, self.classes, self.intercept, self.ridge, self.dtype).constants(
+            self._weighted(batch), fit
+        )
 
 
 class PersonalizedRegressor(RegressorMixin, _Personalized):
@@ -270,12 +338,14 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
     def _task(self, features: int) -> Linear:
         return Linear(features)
 
-    def fit(self, X: Any, y: Any, groups: Any = None, **more: Any) -> PersonalizedRegressor:
-        """Train on rows X with targets y; the client column of X, or `groups`, says whose each row is."""
-        refuse(more)
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> PersonalizedRegressor:
+        """Train on rows X with targets y; the client column of X, or `groups`, identifies each row's client.
+
+        `sample_weight` counts how often each row occurs, in whole numbers: 2 is the same as the row twice.
+        """
         X, names = self._apart(X, groups)
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
-        y = column_or_1d(y).astype(float)
+        X, y, names = self._repeat(X, column_or_1d(y).astype(float), names, sample_weight)
         self.target_mean_ = float(y.mean())
         self.target_scale_ = float(y.std()) or 1.0
         self._train(X, (y - self.target_mean_) / self.target_scale_, names, REGRESSION)
@@ -304,20 +374,52 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
 
 
 class PersonalizedClassifier(ClassifierMixin, _Personalized):
-    __doc__ = "Logistic regression with one model per client, pulled towards a global one." + PARAMETERS
+    __doc__ = "Logistic regression with one model per client, pulled towards a global one." + PARAMETERS.replace(
+        """
+    Attributes
+""",
+        """    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes in the loss, as in scikit-learn: "balanced" is rows / (classes * rows of the class).
+
+    Attributes
+""",
+    )
 
     def _task(self, features: int) -> Logistic:
-        return Logistic(features, classes=max(2, len(self.classes_)))
+        classes = max(2, len(self.classes_))
+        if self.class_weight is None:
+            return Logistic(features, classes=classes)
+        return _ClassWeightedLogistic(features, classes=classes, class_weight=self.class_weight_)
 
-    def fit(self, X: Any, y: Any, groups: Any = None, **more: Any) -> PersonalizedClassifier:
-        """Train on rows X with class labels y; the client column of X, or `groups`, says whose each row is."""
-        refuse(more)
+    def __init__(
+        self,
+        algorithm: str | None = None,
+        lam: float | str | None = "advised",
+        client: str | int | None = None,
+        settings: dict | None = None,
+        rounds: int = 100,
+        validation: float = 0.2,
+        random_state: Any = 0,
+        class_weight: dict | str | None = None,
+    ):
+        super().__init__(algorithm, lam, client, settings, rounds, validation, random_state)
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> PersonalizedClassifier:
+        """Train on rows X with class labels y; the client column of X, or `groups`, identifies each row's client.
+
+        `sample_weight` counts how often each row occurs, in whole numbers: 2 is the same as the row twice.
+        """
         X, names = self._apart(X, groups)
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
-        self.classes_, codes = np.unique(column_or_1d(y), return_inverse=True)
+        X, y, names = self._repeat(X, column_or_1d(y), names, sample_weight)
+        self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise RequestError(f"y has one class only, {self.classes_[0]!r}; a classifier needs two classes or more.")
+        if self.class_weight is not None:
+            weight = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            self.class_weight_ = tuple(map(float, weight))
         self._train(X, codes, names, BINARY if len(self.classes_) == 2 else CLASSES)
         return self
 

@@ -242,10 +242,53 @@ def test_random_state_is_the_seed():
     assert not np.array_equal(coef(1), coef(2))
 
 
-def test_weights_of_rows_are_refused():
-    frame, y, _ = with_column()
-    with pytest.raises(RequestError, match="sample_weight: rows cannot be weighted"):
-        PersonalizedRegressor(client="town").fit(frame, y, sample_weight=np.ones(len(y)))
+@pytest.mark.parametrize("settings", [{"algorithm": "local"}, {"lam": 1.0}, {"algorithm": "pooled"}])
+def test_whole_weights_are_repeated_rows(settings):
+    x, y, groups = federation(spread=0.5)
+    weight = np.random.default_rng(0).integers(0, 4, len(y))
+    for estimator, target in ((PersonalizedRegressor, y), (PersonalizedClassifier, (y > 0).astype(int))):
+        weighted = estimator(validation=0, **settings).fit(x, target, groups=groups, sample_weight=weight)
+        often = np.repeat(np.arange(len(y)), weight)
+        repeated = estimator(validation=0, **settings).fit(x[often], target[often], groups=np.array(groups)[often])
+        np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-9)
+        np.testing.assert_allclose(weighted.intercept_, repeated.intercept_, atol=1e-9)
+
+
+def test_repeated_rows_are_held_out_together():
+    """Advised models must not be chosen on copies of rows that they were fitted to."""
+    x, y, groups = federation(spread=0.5)
+    once = PersonalizedRegressor().fit(x, y, groups=groups)
+    thrice = PersonalizedRegressor().fit(x, y, groups=groups, sample_weight=np.full(len(y), 3))
+    np.testing.assert_allclose(thrice.residual_sd_.mean(), once.residual_sd_.mean(), rtol=0.1)
+
+
+def test_weights_that_are_no_counts_are_refused():
+    x, y, groups = federation(spread=0.5)
+    with pytest.raises(RequestError, match=r"in whole numbers; row 2 has 0\.5"):
+        PersonalizedRegressor().fit(x, y, groups=groups, sample_weight=np.where(np.arange(len(y)) == 1, 0.5, 1.0))
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        PersonalizedRegressor().fit(x, y, groups=groups, sample_weight=np.zeros(len(y)))
+
+
+def test_balanced_classes_are_those_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 3))
+    y = (x[:, 0] + rng.normal(size=400) > 1.2).astype(int)
+    groups = np.repeat(["a", "b"], 200)
+    ours = PersonalizedClassifier(algorithm="pooled", class_weight="balanced", validation=0)
+    ours.fit(x, y, groups=groups)
+    peer = LogisticRegression(C=1 / (400 * 1e-4), class_weight="balanced", tol=1e-10, max_iter=1000).fit(x, y)
+    np.testing.assert_allclose(ours.common_coef_, peer.coef_[0], rtol=2e-2)
+    np.testing.assert_allclose(ours.predict_proba(x, groups=groups)[:, 1], peer.predict_proba(x)[:, 1], atol=5e-3)
+    plain = PersonalizedClassifier().fit(x, y, groups=groups).predict(x, groups=groups).mean()
+    balanced = PersonalizedClassifier(class_weight="balanced").fit(x, y, groups=groups).predict(x, groups=groups).mean()
+    assert balanced > plain + 0.05
+    twice = PersonalizedClassifier(class_weight={0: 1, 1: 2}, algorithm="local", validation=0)
+    often = np.repeat(np.arange(400), 1 + y)
+    same = PersonalizedClassifier(algorithm="local", validation=0).fit(x[often], y[often], groups=groups[often])
+    assert np.abs(twice.fit(x, y, groups=groups).coef_ - same.coef_).max() < 0.02
 
 
 @pytest.mark.parametrize("cls", [PersonalizedRegressor, PersonalizedClassifier])

@@ -66,6 +66,35 @@ def describe_algorithm(name: str) -> list[str]:
     ]
 
 
+@app.command(epilog="Example: mooring cite ditto")
+def cite(names: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="NAME")] = None) -> None:
+    """Print BibTeX of Mooring and of algorithms.
+
+    NAME... are algorithms (`mooring list algorithms`) or keys of docs/papers.md. Without NAME, Mooring's own entry.
+    """
+    typer.echo("\n\n".join(list_citations(names or [])))
+
+
+def list_citations(names: list[str]) -> list[str]:
+    """Mooring's entry, and those of the papers of algorithms, each once."""
+    from mooring.algorithms.base import algorithm_names, find
+    from mooring.core.papers import BY_KEY, cited_papers, format_bibtex, format_own_bibtex
+    from mooring.runs.sections import installed_version
+
+    papers = []
+    for name in names:
+        if name in algorithm_names():
+            papers += cited_papers(name, getattr(find(name), "paper", ""))
+        elif name in BY_KEY:
+            papers.append(BY_KEY[name])
+        else:
+            known = [*algorithm_names(), *BY_KEY]
+            raise RequestError(
+                f"mooring cite: {describe_unknown('algorithm', name, known, 'mooring list algorithms')}."
+            )
+    return [format_own_bibtex(installed_version()), *(format_bibtex(paper) for paper in dict.fromkeys(papers))]
+
+
 LISTS: dict[str, tuple[str, str, str, dict[str, str]]] = {  # module, what lists names, what describes one, columns
     "algorithms": (
         "mooring.algorithms.base",

@@ -188,6 +188,22 @@ PAPERS = (
         "CVPR",
         "FedAvg with a contrastive loss on representations",
     ),
+    Paper(
+        "fedavg",
+        ("McMahan", "Moore", "Ramage", "Hampson", "Aguera y Arcas"),
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        2017,
+        "AISTATS",
+        "FedAvg: local steps, then the average of the clients' models",
+    ),
+    Paper(
+        "fedprox",
+        ("Li", "Sahu", "Zaheer", "Sanjabi", "Talwalkar", "Smith"),
+        "Federated Optimization in Heterogeneous Networks",
+        2020,
+        "MLSys",
+        "FedProx: local steps with a pull towards the global model",
+    ),
 )
 
 BY_KEY = {paper.key: paper for paper in PAPERS}
@@ -215,3 +231,38 @@ def expand_citations(text: str) -> str:
 def _parts(text: str) -> list[tuple[str, str]]:
     found = [part.strip().partition(", ") for part in text.split(";")]
     return [(key, place) for key, _, place in found]
+
+
+def cited_papers(name: str, text: str) -> list[Paper]:
+    """The papers of an algorithm: the one that is named as it, then those that its citation names."""
+    keys = dict.fromkeys([name.replace("_", "-"), name.partition("_")[0], *(key for key, _ in _parts(text))])
+    return [BY_KEY[key] for key in keys if key in BY_KEY]
+
+
+def format_bibtex(paper: Paper) -> str:
+    """A paper as an entry of BibTeX; a paper under review has no year."""
+    fields = {
+        "title": "{" + paper.title + "}",
+        "author": " and ".join(paper.authors) or "Anonymous",
+        ("journal" if "Journal" in paper.where else "booktitle"): paper.where,
+        "year": "" if paper.year is None else str(paper.year),
+        "note": "Under review" if paper.year is None else "",
+    }
+    kind = "misc" if not paper.where else "article" if "journal" in fields else "inproceedings"
+    return _bibtex(kind, paper.key, fields)
+
+
+def format_own_bibtex(version: str) -> str:
+    """Mooring's own entry."""
+    fields = {
+        "title": "{Mooring: personalized federated learning}",
+        "author": "{The Mooring authors}",
+        "version": version,
+        "note": "Python package mooring-fl",
+    }
+    return _bibtex("software", "mooring", fields)
+
+
+def _bibtex(kind: str, key: str, fields: dict[str, str]) -> str:
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join([f"@{kind}{{{key},", *lines, "}"])

@@ -14,6 +14,7 @@ from mooring.data.clients import PARTS
 from mooring.engines import training_checkpoint
 from mooring.engines.exchange import BEST, LAST, ClientRoster
 from mooring.engines.fit_result import RoundModels, TrainedModels
+from mooring.engines.prediction_intervals import score_fit
 from mooring.engines.prepare import Job
 from mooring.engines.request import hyperparameters, user_code_specs
 from mooring.runs.atomic_files import DamagedFile, json_bytes, parquet_bytes, write_parquet
@@ -119,4 +120,7 @@ def describe_task(job: Job) -> tuple[JsonObject, Any]:
 def summarize_fit(job: Job, trained: TrainedModels, summary: JsonObject) -> JsonObject:
     """What a report says of a fit before any table."""
     about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
-    return summary | about
+    scores = (
+        None if getattr(job.clients, "train", None) is None else score_fit(job.task, job.clients, trained.used.models)
+    )
+    return summary | about | ({} if scores is None else {"intervals": scores.model_dump(mode="json")})

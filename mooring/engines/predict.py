@@ -20,7 +20,7 @@ from mooring.data.tables import count_phrase, quote_list, suggest_name
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
-from mooring.runs.directory import ADVICE_FILE, RunDirectory, StoredModels, open_run
+from mooring.runs.directory import ADVICE_FILE, SUMMARY_FILE, RunDirectory, StoredModels, open_run
 from mooring.runs.purposes import PURPOSES
 
 NO_CLIENT = ""  # the owner of a row whose client cell is empty
@@ -65,8 +65,8 @@ def predict(
     """One row per row of `source`: its own columns, the prediction (regression) or the class and its probabilities, and
     the model that predicted it; and notes.
 
-    `interval` is the level of prediction intervals, such as 0.9, which runs of `advise` with a numeric target have: the
-    columns `<target>_low` and `<target>_high`. A target column of the source is called `<target> (actual)`.
+    `interval` is the level of prediction intervals, such as 0.9, which runs of `advise` and `fit` with a numeric target
+    have: the columns `<target>_low` and `<target>_high`. A target column of the source is called `<target> (actual)`.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
     row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the global one;
@@ -85,9 +85,10 @@ def predict(
 
 def stored_intervals(directory: RunDirectory) -> IntervalScores | None:
     """What a run keeps for prediction intervals."""
-    if not (directory.path / ADVICE_FILE).is_file():
-        return None
-    found = directory.advice.get("intervals")
+    if (directory.path / ADVICE_FILE).is_file():
+        found = directory.advice.get("intervals")
+    else:
+        found = directory.summary.get("intervals") if (directory.path / SUMMARY_FILE).is_file() else None
     return None if found is None else IntervalScores.model_validate(found)
 
 
@@ -128,6 +129,12 @@ def predict_rows(
     table_out = prediction_table(output, owners, schema)
     if interval is not None:
         table_out = table_out.assign(**interval_columns(table_out[schema.target], owners, schema, scores, interval))
+        without = int(table_out[f"{schema.target}_low"].isna().sum())
+        if without:
+            notes.append(
+                f"{count_phrase(without, 'row')} of unknown clients have no interval: a fit has no models without a "
+                "client to measure by; a run of `mooring advise` has."
+            )
     answering = np.where(known >= 0, "personal", np.where(nobody, "global (no client)", "global (unknown client)"))
     if models.personal is None:
         answering = np.full(len(owners), "global", dtype=object)
@@ -144,7 +151,10 @@ def interval_columns(
     if not 0 < level < 1:
         raise RequestError(f"the level of an interval is a share above 0 and below 1, got {level:g}.")
     if scores is None:
-        raise RequestError("this run has no prediction intervals; runs of `mooring advise` with a numeric target have.")
+        raise RequestError(
+            "this run has no prediction intervals; runs of `mooring advise` and `mooring fit` with a numeric target "
+            "have them."
+        )
     half = {name: scores.half_width(name, level) for name in set(owners)}
     reach = np.array([half[name] for name in owners])
     return {f"{schema.target}_low": prediction - reach, f"{schema.target}_high": prediction + reach}

@@ -2,17 +2,22 @@
 
 A client of the run: |y - f| of rows that the models had not seen, divided by the client's residual standard deviation,
 which is pulled towards that of all clients where its rows are few. A new client: |y - f| of global models that were
-fitted without the client, each client counting alike (Dunn, Wasserman, Ramdas 2023): with m clients an interval of
-level L is the smallest that covers L (m + 1) / m of their rows.
+fitted without the client, each client counting alike: the mean over clients of the distributions of their residuals
+(Dunn, Wasserman, Ramdas 2023). With each client of a table left out in turn, intervals of 90% of this mean cover 90%
+of its rows; their guarantee for any table, the quantile L (m + 1) / m, covers 92% of 42 clients.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from mooring.data.clients import REGRESSION, Clients
+from mooring.engines.metrics import concatenate_predictions, predict_all
 
 GRID = 400  # quantiles that are kept
 PRIOR_ROWS = 10.0  # rows that the residual variance of all clients counts like, in a client's own
@@ -42,7 +47,7 @@ class IntervalScores(BaseModel):
         """Half the width of the interval for a client of the run, or (None) for a new one."""
         if client in self.sd:
             return self.sd[client] * quantile_at(self.known, level * (self.rows + 1) / self.rows)
-        return quantile_at(self.new, level * (self.clients + 1) / self.clients) if self.new else math.nan
+        return quantile_at(self.new, level) if self.new else math.nan
 
 
 def quantile_at(grid: tuple[float, ...], share: float) -> float:
@@ -67,6 +72,19 @@ def score_residuals(names: tuple[str, ...], known: UnseenPredictions, new: Unsee
         rows=len(residual),
         clients=int((count > 0).sum()),
     )
+
+
+def score_fit(task: Any, clients: Clients, models: Tensor | None) -> IntervalScores | None:
+    """The scores of a fit from its validation and test rows, which its models were not fitted to; None where the target
+    is not a number, or models stay with their clients. There are no scores for new clients."""
+    if models is None or clients.kind != REGRESSION or clients.schema is None:
+        return None
+    parts = [predict_all(task, models, rows) for rows in (clients.validation, clients.test) if int(rows.size.sum())]
+    if not parts or parts[0][1].ndim != 1:
+        return None
+    y, prediction, owner = concatenate_predictions(parts)
+    scale, mean = clients.target_scale, clients.target_mean
+    return score_residuals(clients.names, UnseenPredictions(y * scale + mean, prediction * scale + mean, owner), None)
 
 
 def quantiles_by_client(values: np.ndarray, owner: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -98,8 +98,21 @@ def test_scores_of_known_residuals():
     assert scores.half_width("new", 0.6) > scores.half_width("a", 0.6)
 
 
+def test_intervals_of_a_fit_cover_its_clients(tmp_path):
+    frame = planted(3, 30)
+    test = np.random.default_rng(1).random(len(frame)) < 0.3
+    options = {"client": "site", "target": "y", "baselines": False, "min_rows": 3, "rounds": 20}
+    mooring.fit(frame[~test], out=tmp_path / "run", **options)
+    predicted, _ = mooring.predict(
+        tmp_path / "run", frame[test & frame["site"].isin(frame[~test]["site"])], interval=0.9
+    )
+    assert 0.85 <= share_inside(predicted) <= 0.95
+    predicted, notes = mooring.predict(tmp_path / "run", frame.head(3).assign(site="nobody"), interval=0.9)
+    assert predicted["y_low"].isna().all() and "3 rows of unknown clients have no interval" in " ".join(notes)
+
+
 def test_runs_without_intervals_say_so(tmp_path):
-    frame = planted(3, 6)
+    frame = planted(3, 6).assign(y=lambda table: np.where(table["y"] > 100, "high", "low"))
     mooring.fit(frame, client="site", target="y", algorithm="local", rounds=1, out=tmp_path / "run", baselines=False)
     with pytest.raises(mooring.RequestError, match="no prediction intervals"):
         mooring.open(tmp_path / "run").predict(frame, interval=0.9)
