@@ -22,14 +22,13 @@ from mooring.estimates.client_summaries import (
     fit_covariance,
     fit_from_stats,
     fit_logistic,
-    linear_fits,
     trace,
 )
 from mooring.estimates.heterogeneity import estimate_radius, resolve_client_weights
 
 
 class Cell(NamedTuple):
-    task: str  # "linear" (sufficient statistics), "robust" (rows, noise may differ by row) or "logistic"
+    task: str  # "linear" or "logistic"
     m: int
     d: int
     n: int  # rows of the smallest client
@@ -44,9 +43,6 @@ FULL = [
     Cell("linear", 200, 5, 15),
     Cell("linear", 100, 50, 150),
     Cell("linear", 30, 10, 30, uneven=True),
-    Cell("robust", 10, 5, 15, radii=(0.0, 0.3, 0.7, 1.0, 2.0, 3.0)),
-    Cell("robust", 200, 5, 15),
-    Cell("robust", 30, 10, 30, uneven=True),
     Cell("logistic", 10, 5, 50, radii=(0.0, 0.5, 1.0, 2.0, 3.0)),
     Cell("logistic", 50, 5, 50, radii=(0.0, 0.5, 1.0, 2.0, 3.0)),
     Cell("logistic", 200, 5, 50),
@@ -59,7 +55,6 @@ FULL = [
 QUICK = [
     Cell("linear", 10, 5, 15, radii=(0.0, 1.0)),
     Cell("linear", 100, 5, 15, radii=(0.0, 1.0)),
-    Cell("robust", 20, 10, 30, uneven=True, radii=(0.0, 1.0)),
     Cell("logistic", 10, 5, 50, radii=(0.0, 1.0, 3.0)),
     Cell("logistic", 50, 10, 100, radii=(0.0, 1.0)),
 ]
@@ -91,8 +86,6 @@ def planted(cell: Cell, r: float, rng: np.random.Generator) -> tuple[Rows, torch
     score = (x * truth[owner]).sum(1)
     if cell.task == "logistic":
         y = rng.random(len(owner)) < 1 / (1 + np.exp(-score))
-    elif cell.task == "robust":
-        y = score + rng.normal(size=len(owner)) * np.sqrt(0.5 + 0.5 * x[:, 0] ** 2)
     else:
         y = score + rng.normal(size=len(owner))
     size = torch.from_numpy(n)
@@ -103,7 +96,6 @@ def planted(cell: Cell, r: float, rng: np.random.Generator) -> tuple[Rows, torch
 def measure(cell: Cell, r: float, repetitions: int) -> Row:
     build = {
         "linear": lambda rows: fit_from_stats(compute_linear_stats(rows)),
-        "robust": linear_fits,
         "logistic": fit_logistic,
     }
     estimates = []
@@ -149,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--quick", action="store_true", help="a few small cells, 100 repetitions")
-    parser.add_argument("--task", choices=("linear", "robust", "logistic"))
+    parser.add_argument("--task", choices=("linear", "logistic"))
     options = parser.parse_args()
     repetitions = min(options.repetitions, 100) if options.quick else options.repetitions
     print(f"95 % intervals for R, {repetitions} repetitions")

@@ -32,7 +32,6 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.parts import head_coefficients
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -43,7 +42,7 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch, minibatches
-from mooring.core.task import Task
+from mooring.core.task import Task, head_coefficients
 from mooring.estimates.client_statistics import ClientStatistics
 
 WEIGHT_SLOT = 1  # the weights are learnt on other minibatches than the model

@@ -29,7 +29,7 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.parts import PersonalPart, find_ranges, join_model, parse_personal, personal_mask, split_model
+from mooring.algorithms.parts import PersonalPart, find_ranges, join_model, parse_personal, range_mask, split_model
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -69,7 +69,7 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
         parse_personal(self)
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedBABU:
-        ranges = find_ranges("FedBABU", task, self.personal)
+        ranges = find_ranges(task, self.personal)
         return resolve_auto(replace(self, personal=ranges), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
@@ -79,7 +79,7 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
-        head = personal_mask(self.personal, len(server.w))
+        head = range_mask(self.personal, len(server.w))
         w, memory = train_locally(self, task, server.w, data, round, client.memory, region=Fixed(head, server.w))
         return Client(client.v, count_round(memory)), (w - server.w)[:, ~head]
 
@@ -89,7 +89,7 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
         return GlobalState(join_model(shared, head[None], self.personal)[0], moments)
 
     def finetune(self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round) -> Client:
-        head = personal_mask(self.personal, len(server.w))
+        head = range_mask(self.personal, len(server.w))
         fixed = {"all": torch.zeros_like(head), "head": ~head, "body": head}[self.tune]
         region = Fixed(fixed, server.w) if bool(fixed.any()) else None
         v = finetune_global(self, task, server.w, data, round, client.memory, region=region)

@@ -53,7 +53,7 @@ class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         parse_personal(self)
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedPer:
-        ranges = find_ranges(type(self).__name__, task, self.personal)
+        ranges = find_ranges(task, self.personal)
         return resolve_auto(replace(self, personal=ranges), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:

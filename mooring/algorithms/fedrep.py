@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mooring.algorithms.fedper import Client, FedPer
 from mooring.algorithms.hyperparameters import check_ranges, count_round, init_memory, train_locally
-from mooring.algorithms.parts import join_model, personal_mask, split_model
+from mooring.algorithms.parts import join_model, range_mask, split_model
 from mooring.algorithms.server_optimizers import GlobalState
 from mooring.core.cohort import CohortData, Round
 from mooring.core.solvers import Fixed
@@ -50,7 +50,7 @@ class FedRep(FedPer):
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         shared, _ = split_model(server.w, self.personal)
-        head = personal_mask(self.personal, len(server.w))
+        head = range_mask(self.personal, len(server.w))
         v, memory = join_model(shared, client.v, self.personal), client.memory
         if self.head_steps or self.head_epochs:
             work = replace(self, steps=max(self.head_steps, 1), epochs=self.head_epochs)

@@ -32,7 +32,6 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     schedule,
 )
-from mooring.algorithms.parts import head_coefficients, trained_blocks
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -43,7 +42,7 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
-from mooring.core.task import Task
+from mooring.core.task import Task, head_coefficients, trained_blocks
 from mooring.estimates.client_statistics import ClientStatistics
 
 ROWS_OF_ABSENT_CLASS = 1e-9

@@ -6,6 +6,7 @@ Only a task knows how the vector w splits into parts. Shapes: w [C, d], batch.x 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -80,6 +81,7 @@ class ParameterBlock(NamedTuple):
 
 
 Layout = tuple[ParameterBlock, ...]
+NORM_CLASS = re.compile(r"Norm([123]d)?$")
 
 
 def layout_of(parts: Mapping[str, tuple[int, ...]], layers: dict[str, str] | None = None) -> Layout:
@@ -112,30 +114,66 @@ def head_mask(layout: Layout, layers: int = 1) -> Tensor:
     return layer_mask(layout, names[max(len(names) - layers, 0) :])
 
 
-def personal_mask(task: Task, personal: str | tuple[str, ...]) -> Tensor:
-    """[d] bool: the coefficients whose parts `personal` names: by a part's name ("fc.weight"), the layer or module that
-    holds it ("fc"), a pattern ("*.lora_*"), or "head", the last layer unless a part is called so; a network's local
-    buffers come on top."""
-    layout, mask = task.layout, torch.zeros(task.dim, dtype=torch.bool)
-    names = personal.split(",") if isinstance(personal, str) else personal
-    for pattern in (name.strip() for name in names):
-        named = [part for part in layout if _is_named(part.name, pattern)]
-        if not named and pattern == "head":
-            trained = tuple(part for part in layout if part.start < task.gradient_dim)
-            mask[: task.gradient_dim] |= head_mask(trained)
-            continue
-        if not named:
-            known = ", ".join(part.name for part in layout[:6])
-            raise RequestError(f"personal: no part of the model is called {pattern!r}; it has {known}, ...")
-        for part in named:
-            mask[part.place] = True
-    if task.local_buffers:
-        mask[task.gradient_dim :] = True
+def trained_blocks(task: Task) -> Layout:
+    """The blocks of the layout that gradients move."""
+    return tuple(block for block in task.layout if block.start < task.gradient_dim)
+
+
+def head_coefficients(task: Task, layers: int = 1) -> Tensor:
+    """[d] bool: the parameters of the last layers; buffers, which are behind all parameters, are not among them."""
+    mask = torch.zeros(task.dim, dtype=torch.bool)
+    mask[: task.gradient_dim] = head_mask(trained_blocks(task), layers)
     return mask
 
 
-def _is_named(name: str, pattern: str) -> bool:
-    return name == pattern or name.startswith(pattern + ".") or fnmatchcase(name, pattern)
+def part_mask(task: Task, names: str | tuple[str, ...]) -> Tensor:
+    """[d] bool: the coefficients of the parts that are named:
+
+    "fc.weight"    a parameter
+    "fc"           a layer, or a module that contains some
+    "*.lora_*"     a pattern of these
+    "head"         the last layer, unless a part is called so: a network's output layer, a table's intercepts
+    "body"         all but the last layer
+    "norm"         normalization layers: modules whose class name ends in Norm, Norm1d, Norm2d or Norm3d
+
+    One string may hold several names, separated by commas.
+    """
+    mask = torch.zeros(task.dim, dtype=torch.bool)
+    for name in names.split(",") if isinstance(names, str) else names:
+        mask |= _named_mask(task, name.strip())
+    return mask
+
+
+def _named_mask(task: Task, name: str) -> Tensor:
+    patterns = _norm_layers(task) if name == "norm" else [name]
+    mask = torch.zeros(task.dim, dtype=torch.bool)
+    for block in task.layout:
+        mask[block.place] = any(_is_named(block, pattern) for pattern in patterns)
+    if bool(mask.any()):
+        return mask
+    if name in ("head", "body"):
+        head = head_coefficients(task)
+        return head if name == "head" else ~head
+    known = ", ".join(block.name for block in task.layout[:6]) + (", ..." if len(task.layout) > 6 else "")
+    raise RequestError(f"personal: no part of the model is called {name!r}; it has {known}.")
+
+
+def _norm_layers(task: Task) -> list[str]:
+    module = getattr(task, "module", None)
+    layers = {} if module is None else dict(module.named_modules())
+    return [name for name, layer in layers.items() if NORM_CLASS.search(type(layer).__name__)]
+
+
+def _is_named(block: ParameterBlock, pattern: str) -> bool:
+    return block.name.startswith(pattern + ".") or any(fnmatchcase(n, pattern) for n in (block.name, block.layer))
+
+
+def personal_mask(task: Task, personal: str | tuple[str, ...]) -> Tensor:
+    """[d] bool: the coefficients that stay with their client: the named parts (`part_mask`) and local buffers."""
+    mask = part_mask(task, personal)
+    if task.local_buffers:
+        mask[task.gradient_dim :] = True
+    return mask
 
 
 class Task(ABC):

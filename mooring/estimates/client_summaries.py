@@ -104,28 +104,6 @@ def local_fits(summary: ClientSummary) -> LocalFits:
     return fit_from_stats(summary) if isinstance(summary, LinearStats) else summary
 
 
-def linear_fits(rows: Rows, intercept: bool = False) -> LocalFits:
-    """Least squares per client with noise that may differ from row to row.
-
-    G_i = 1/n sum_j e_j^2/(1 - h_j) x_j x_j' with residuals e and leverages h (HC2): unbiased if the noise is equal
-    after all. The degrees of freedom are those of sum_j a_j e_j^2, a_j = |(X'X)^-1 x_j|^2 (Satterthwaite), times
-    1 - d/n for the fit.
-    """
-
-    def block(batch: Batch) -> LocalFits:
-        x, weight = _design(batch, intercept), batch.weight.double()
-        fits = fit_from_stats(_stats(x, batch))
-        half = x @ inverse(fits.hessian, fits.freedom > 0)
-        leverage = weight * (half * x).sum(-1)
-        residual = batch.y.double() - (x @ fits.fit[..., None])[..., 0]
-        square = weight * residual**2 / (1 - leverage).clamp(min=SINGULAR_EIGENVALUE_SHARE)
-        a = half.square().sum(-1)
-        share = a.sum(1) ** 2 / a.square().sum(1).clamp(min=torch.finfo(a.dtype).tiny)
-        return fits._replace(gradient_cov=(square[..., None] * x).mT @ x, freedom=share * fits.freedom / fits.n)
-
-    return _by_blocks(rows, block)
-
-
 def fit_logistic(rows: Rows, intercept: bool = False) -> LocalFits:
     """Firth's logistic regression per client (y > 0 is a success), with H_i = J/n and G_i = phi J/n of `firth.py`.
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.estimates.client_summaries import LinearStats, LocalFits, fit_covariance, fit_from_stats, inverse
+from mooring.estimates.client_summaries import LinearStats, LocalFits, fit_covariance, inverse
 from mooring.estimates.reml import (
     MAX_ITERATIONS,
     GaussianLikelihoods,
@@ -66,7 +66,6 @@ class RandomEffects(NamedTuple):
 def fit_reml(
     stats: LinearStats,
     form: VarianceFormOrAuto = "scalar",
-    noise: Literal["common", "client"] = "common",
     near: RandomEffects | None = None,
 ) -> RandomEffects:
     """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d.
@@ -74,16 +73,12 @@ def fit_reml(
     `near`, the spread of similar clients, is a warm start; iterations then end once the deviance hardly changes.
     """
     _check_form(form, VARIANCE_FORMS)
-    if noise not in ("common", "client"):
-        raise RequestError(f"fit_reml: noise must be 'common' or 'client', got {noise!r}.")
     d, total = stats.moment.shape[1], float(stats.n.sum())
     if len(stats.n) < 2 or total <= d:
         raise RequestError(
             f"fit_reml: at least 2 clients and more than d = {d} rows in all are needed, "
             f"got {len(stats.n)} clients with {total:g} rows."
         )
-    if noise == "client":
-        return _client_noise(stats, form)
     data = _normal(stats, torch.ones_like(stats.n), total)
     if near is None:
         at, chosen_form, warnings = _best(data, form)
@@ -291,52 +286,3 @@ def _spread(
         at.w, scale * at.w_cov, scale * at.t, scale**2 * covariance, noise, at.models, at.covs, data, at.deviance,
         form, method, warnings,
     )  # fmt: skip
-
-
-def _client_noise(stats: LinearStats, form: VarianceFormOrAuto) -> RandomEffects:
-    """Noise that differs by client: tau by likelihood given the noise, the noise by its posterior mean given tau.
-
-    Each sigma_i^2 is shrunk to a common scaled inverse chi-square prior, fitted to the residual variances of the
-    clients that have one (Smyth 2004), so that clients with few rows need not estimate their own.
-    """
-    fits = fit_from_stats(stats)
-    has_fit = fits.freedom > 0
-    warnings: tuple[str, ...] = ()
-    if int(has_fit.sum()) < 3:
-        effects = fit_reml(stats, form)
-        return effects._replace(
-            warnings=(*effects.warnings, "Too few clients with n > d for noise per client: common noise.")
-        )
-    residual = (stats.yy - (fits.fit * stats.moment).sum(1)) * stats.n / fits.freedom.clamp(min=1)
-    strength, typical = _variance_prior(residual[has_fit], fits.freedom[has_fit])
-    noise = (strength * typical + fits.freedom * residual) / (strength + fits.freedom)
-    noise = torch.where(has_fit, noise, typical)
-    for _ in range(MAX_LAPLACE_ROUNDS):
-        data = _normal(stats, noise, None)
-        at, chosen_form, warnings = _best(data, form)
-        v = at.models
-        square = stats.yy - 2 * (v * stats.moment).sum(1) + (v * (stats.gram @ v[..., None])[..., 0]).sum(1)
-        squares = stats.n * (square.clamp(min=0) + (stats.gram * at.covs).sum((1, 2)))
-        new = (strength * typical + squares) / (strength + stats.n)
-        is_converged = float((new / noise).log().abs().max()) < 1e-4
-        noise = new
-        if is_converged:
-            break
-    return _spread(at, data, noise, chosen_form, "restricted likelihood, noise per client", warnings)
-
-
-def _variance_prior(variance: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:
-    """Degrees of freedom and scale of the prior from the mean and variance of log s^2 (method of moments)."""
-    half = freedom / 2
-    e = variance.clamp(min=torch.finfo(variance.dtype).tiny).log() - torch.digamma(half) + half.log()
-    extra = (e.var() - torch.polygamma(1, half).mean()).clamp(min=1e-6)
-    strength = 2 * _inverse_trigamma(extra)
-    return strength, (e.mean() + torch.digamma(strength / 2) - (strength / 2).log()).exp()
-
-
-def _inverse_trigamma(value: Tensor) -> Tensor:
-    """x with trigamma(x) = value, by Newton's method on 1/trigamma, which is convex and nearly linear."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        x = x + torch.polygamma(1, x) * (1 - torch.polygamma(1, x) / value) / torch.polygamma(2, x)
-    return x

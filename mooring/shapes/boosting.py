@@ -39,6 +39,7 @@ OBJECTIVES = {
 }
 TREES_PER_CHECK = 5  # trees between two evaluations of the held-out loss
 PSEUDO_COUNT = 0.5  # added to the rows of each class, and to the sum of the counts, in the constant score
+POISSON_STEP = 0.7  # XGBoost's max_delta_step: bounds a leaf before `rate`, and h = exp(score + 0.7)
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,22 @@ def measure_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting) -> np.nd
         return np.logaddexp.reduce(scores, axis=1) - scores[np.arange(len(y)), y.astype(int)]
     level = settings.level if settings.loss == "quantile" else 0.5
     return np.maximum(level * (y - s), (level - 1) * (y - s))
+
+
+def find_derivatives(y: np.ndarray, score: np.ndarray, settings: Boosting) -> tuple[np.ndarray, np.ndarray]:
+    """First and second derivatives of the losses of y [N] at scores [M, K, N]: twice [M, K, N]."""
+    if settings.loss == "squared":
+        return score - y, np.ones_like(score)
+    if settings.loss == "logistic":
+        p = 1 / (1 + np.exp(-score))
+        return p - y, np.maximum(p * (1 - p), 1e-16)
+    if settings.loss == "poisson":
+        return np.exp(score) - y, np.exp(score + POISSON_STEP)
+    if settings.loss == "softmax":
+        p = np.exp(score - np.logaddexp.reduce(score, axis=1, keepdims=True))
+        return p - (y == np.arange(settings.classes)[:, None]), np.maximum(2 * p * (1 - p), 1e-16)
+    level = settings.level if settings.loss == "quantile" else 0.5
+    return np.where(score > y, 1 - level, -level), np.ones_like(score)
 
 
 def average_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting, weight: np.ndarray | None = None) -> float:

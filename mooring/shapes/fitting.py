@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.shapes.boosting import Boosting, constant_score, has_boosting, out_of_fold_scores
+from mooring.shapes.boosting import Boosting, constant_score, find_derivatives, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import ShapedColumns, choose_splines
-from mooring.shapes.histograms import find_derivatives
 from mooring.shapes.quantiles import count_values
 from mooring.shapes.screening import list_pairs, multiply_columns, screen_products, screen_splines, sum_candidates
 

@@ -32,13 +32,3 @@ def count_values(x: np.ndarray) -> np.ndarray:
     place = np.floor((np.arcsinh(x / LINEAR_WIDTH) + MAX_ARCSINH) / BIN_WIDTH).clip(0, BINS - 1).astype(np.int64)
     width = x.shape[1]
     return np.bincount((place + BINS * np.arange(width)).ravel(), minlength=width * BINS).reshape(width, BINS)
-
-
-def find_quantiles(counts: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Quantiles of each column from its counts [f, BINS]: [f, levels]."""
-    values, levels = bin_values(), np.asarray(levels)
-    quantiles = np.full((len(counts), len(levels)), np.nan)
-    for column, count in enumerate(counts):
-        place = np.searchsorted(np.cumsum(count), levels * count.sum())
-        quantiles[column] = values[place.clip(max=BINS - 1)]
-    return quantiles

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats, linear_fits, trace
+from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats, trace
 from mooring.estimates.constants import (
     assumption_warnings,
     estimate_constants,
@@ -90,7 +90,7 @@ def test_all_constants_at_once(clients):
     assert found.noise.value == pytest.approx(float(trace(fits.gradient_cov).max()) ** 0.5)
     assert 0 < found.mu.value < found.smooth.value
     assert found.response_noise.value == pytest.approx(0.7, rel=0.3)
-    partial = estimate_constants(linear_fits(rows))
+    partial = estimate_constants(fits)
     assert partial.ell_max.method == partial.response_noise.method == "not identified"
 
 

@@ -8,7 +8,6 @@ from statsmodels.regression.mixed_linear_model import MixedLMParams
 from mooring.core.errors import RequestError
 from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats
 from mooring.estimates.random_effects import (
-    _inverse_trigamma,
     _quadratic,
     _tilt,
     deviance_gain,
@@ -277,34 +276,10 @@ def test_laplace_of_equal_clients_ends_at_one_model():
     assert float((found.models - found.center).abs().max()) < 0.3
 
 
-def test_noise_per_client():
-    rng = np.random.default_rng(12)
-    m = 60
-    sigma = np.where(np.arange(m) % 2, 0.2, 2.0)
-    xs = [rng.normal(size=(25 if i < 50 else 2, 3)) for i in range(m)]
-    w = 1 + 0.5 * rng.normal(size=(m, 3))
-    stats = compute_linear_stats(rows_of(xs, [x @ v + s * rng.normal(size=len(x)) for x, v, s in zip(xs, w, sigma)]))
-    each, common = fit_reml(stats, noise="client"), fit_reml(stats)
-    ratio = each.noise[:50].sqrt().numpy() / sigma[:50]
-    assert 0.85 < np.median(ratio) < 1.15 and ratio.min() > 0.5 and ratio.max() < 2
-    error = [((f.models.numpy() - w)[1:50:2] ** 2).sum(1).mean() for f in (each, common)]
-    assert error[0] < 0.8 * error[1]  # quiet clients need not lean on the others as if they were noisy
-    assert float(each.variance[0]) == pytest.approx(0.25, rel=0.4)
-    few = federation(m=3, n=[2, 2, 9])[0]
-    assert any("Too few clients" in text for text in fit_reml(few, noise="client").warnings)
-
-
-def test_inverse_trigamma():
-    x = torch.tensor([0.2, 1.0, 7.0, 1e4]).double()
-    torch.testing.assert_close(_inverse_trigamma(torch.polygamma(1, x)), x)
-
-
 def test_wrong_requests():
     stats = federation()[0]
     with pytest.raises(RequestError, match="'scalar', 'diagonal', 'intercept', 'auto', got 'full'"):
         fit_reml(stats, "full")
-    with pytest.raises(RequestError, match="noise must be"):
-        fit_reml(stats, noise="row")
     with pytest.raises(RequestError, match="at least 2 clients need"):
         fit_reml_to_fits(fit_from_stats(federation(m=3, n=[2, 2, 9])[0]))
     with pytest.raises(RequestError, match="more than d = 3 rows"):

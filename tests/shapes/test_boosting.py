@@ -7,7 +7,15 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from mooring.core.errors import RequestError
 from mooring.shapes import boosting
-from mooring.shapes.boosting import Boosting, average_loss, constant_score, fit_booster, out_of_fold_scores
+from mooring.shapes.boosting import (
+    Boosting,
+    average_loss,
+    constant_score,
+    find_derivatives,
+    fit_booster,
+    measure_loss,
+    out_of_fold_scores,
+)
 from mooring.shapes.trees import Trees
 
 xgboost = pytest.importorskip("xgboost")
@@ -154,3 +162,17 @@ def test_without_xgboost_the_sentence_names_the_extra(monkeypatch):
     assert not boosting.has_boosting()
     with pytest.raises(RequestError, match=r"pip install 'mooring-fl\[trees\]'"):
         fit_booster(X, MEAN, Boosting(), 1)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "poisson", "softmax", "absolute", "quantile"])
+def test_derivatives_are_those_of_the_loss(loss):
+    rng = np.random.default_rng(5)
+    settings = Boosting(loss, classes=3 if loss == "softmax" else 1, level=0.3)
+    y = rng.integers(0, settings.classes if loss == "softmax" else 2, 20).astype(float)
+    score = rng.standard_normal((1, settings.classes, 20))
+    g, _ = find_derivatives(y, score, settings)
+    for k in range(settings.classes):
+        step = np.zeros_like(score)
+        step[0, k] = 1e-6
+        up, down = (measure_loss(y, (score + sign * step)[0].T, settings) for sign in (1, -1))
+        np.testing.assert_allclose(g[0, k], (up - down) / 2e-6, atol=1e-5)
