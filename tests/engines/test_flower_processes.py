@@ -38,6 +38,7 @@ from mooring.engines.flower.superlink import write_app
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from tests.engines.local_grid import LocalGrid
+from tests.engines.machines import DELAY_SECONDS, Machines, why_no_namespaces
 from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file, wait_until
 from tests.engines.test_flower import ALGORITHMS, write_clients
 
@@ -59,50 +60,114 @@ def silent_flower(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+NAMES = ["north", "south", "west"]
+HOST, PORT = "fed.example.org", 9092  # as on the page
+
+
+def read_page():
+    """The run file of three machines, and the commands that are typed at the server and at the client `north`."""
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    _, init, serve, join, *_ = re.findall(r"^    (mooring .*)$", page, re.M)
+    return re.search(r"```toml\n(.*?)```", page, re.S).group(1), init, serve, join
+
+
+def give_files(folder, run):
+    """Every machine's folder with the run file; each client's with its own table."""
+    write_clients(folder / "clients", clients=3)
+    (folder / "run.toml").write_text(run)
+    for file, name in zip(sorted((folder / "clients").iterdir()), NAMES):
+        file.rename(file.with_name(f"{name}.csv"))
+        shutil.copy(folder / "clients" / f"{name}.csv", folder / name)
+    for name in ("server", *NAMES):
+        (folder / name / "run.toml").write_text(run)
+
+
+def give_keys(folder):
+    for name in NAMES:
+        shutil.copy(folder / "server" / "keys" / "ca.crt", folder / name)
+        shutil.copy(folder / "server" / "keys" / "clients" / name, folder / name)
+
+
+def assert_each_machine_has_its_models(folder):
+    here = fit(folder / "run.toml")
+    saved = open_run(folder / "server" / "runs" / "three").models
+    torch.testing.assert_close(saved.common, here.trained.common, rtol=1e-12, atol=1e-12)
+    for name in NAMES:
+        own = open_run(next((folder / name / "state").glob("*/result"))).models.personal[0]
+        torch.testing.assert_close(own, here.models[name], rtol=1e-12, atol=1e-12)
+        assert "A curious server sees" in (folder / f"{name}.log").read_text()
+    assert commands_of(folder) == {}
+
+
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces() or "network namespaces work here")
+def test_the_page_on_deploying_works_as_typed_on_four_machines(tmp_path, monkeypatch):
+    """Four network namespaces, each with its own folder; the clients' lines have a delay of 200 ms. Every command is
+    that of the page, without a change, and so are the addresses of health and metrics."""
+    run, init, serve, join = read_page()
+    with Machines(tmp_path, ["server", *NAMES], HOST, PORT, DELAY_SECONDS) as network:
+        machines, started = network.machines, {}
+        give_files(tmp_path, run)
+        try:
+            assert machines["server"].start(init, tmp_path / "keys.log").wait(LONG) == 0
+            give_keys(tmp_path)
+            started = {"server": machines["server"].start(serve, tmp_path / "server.log")}
+            started |= {
+                name: machines[name].start(join.replace("north", name), tmp_path / f"{name}.log") for name in NAMES[:-1]
+            }
+            health = ["curl", "--silent", "--cacert", "ca.crt", f"https://{HOST}:{PORT}/healthz"]
+            wait_until(lambda: "ok" in machines["north"].run(*health).stdout)
+            wait_until(lambda: "not connected: west" in (tmp_path / "server.log").read_text())
+            token = next((tmp_path / "server" / "runs").glob("*.federation/metrics.token")).read_text()
+            metrics = ["curl", "--silent", "--cacert", "ca.crt", f"https://{HOST}:{PORT}/metrics"]
+            assert "token" in machines["north"].run(*metrics).stdout
+            metrics += ["--header", f"Authorization: Bearer {token.strip()}"]
+            assert "mooring_gateway_sessions" in machines["north"].run(*metrics).stdout
+            started["west"] = machines["west"].start(join.replace("north", "west"), tmp_path / "west.log")
+            for who, process in started.items():
+                assert process.wait(LONG) == 0, (tmp_path / f"{who}.log").read_text()
+        finally:
+            for process in started.values():
+                process.kill()
+                process.wait(60)
+    monkeypatch.chdir(tmp_path)  # `source` is relative
+    assert_each_machine_has_its_models(tmp_path)
+
+
+@pytest.mark.skipif(not why_no_namespaces(), reason="the page is followed in network namespaces instead")
 def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
     """From nothing to a federation of three machines: each has a folder of its own, and all of them are this one."""
-    page = (ROOT / "docs" / "deploying.md").read_text()
-    run = re.search(r"```toml\n(.*?)```", page, re.S).group(1)
-    _, init, serve, join, *_ = re.findall(r"^    (mooring .*)$", page, re.M)
-    write_clients(tmp_path / "clients", clients=3)
-    names = ["north", "south", "west"]
-    for file, name in zip(sorted((tmp_path / "clients").iterdir()), names):
+    run, init, serve, join = read_page()
+    for name in ("server", *NAMES):
         (tmp_path / name).mkdir()
-        file.rename(file.with_name(f"{name}.csv"))
-        shutil.copy(tmp_path / "clients" / f"{name}.csv", tmp_path / name)
-        (tmp_path / name / "run.toml").write_text(run)
-    (tmp_path / "run.toml").write_text(run)
-    monkeypatch.chdir(tmp_path)
+    give_files(tmp_path, run)
     port = child_process.find_free_port()
 
     def command(line, who):
-        words = line.replace("fed.example.org:9092", f"127.0.0.1:{port}").replace("0.0.0.0", "127.0.0.1").split()[1:]
-        return Child(
-            words + (["--port", str(port)] if who == "server" else []), tmp_path / f"{who}.log", tmp_path / who
-        )
+        words = line.replace(f"{HOST}:{PORT}", f"127.0.0.1:{port}").replace("0.0.0.0", "127.0.0.1").split()[1:]
+        words += ["--port", str(port)] if who == "server" else []
+        return Child(words, tmp_path / f"{who}.log", tmp_path / who)
 
-    (tmp_path / "server").mkdir()
-    (tmp_path / "server" / "run.toml").write_text(run)
     assert Child(init.split()[1:], tmp_path / "keys.log", tmp_path / "server").wait(60) == 0
-    started_ = {"server": command(serve, "server")}
+    give_keys(tmp_path)
+    started = {"server": command(serve, "server")}
     try:
-        for name in names:
-            shutil.copy(tmp_path / "server" / "keys" / "ca.crt", tmp_path / name)
-            shutil.copy(tmp_path / "server" / "keys" / "clients" / name, tmp_path / name)
-            started_[name] = command(join.replace("north", name), name)
-        for who, one in started_.items():
-            assert one.wait(LONG) == 0, (tmp_path / f"{who}.log").read_text()
+        started |= {name: command(join.replace("north", name), name) for name in NAMES}
+        for who, process in started.items():
+            assert process.wait(LONG) == 0, (tmp_path / f"{who}.log").read_text()
     finally:
-        for one in started_.values():
-            one.kill()
-    here = fit(tmp_path / "run.toml")
-    saved = open_run(tmp_path / "server" / "runs" / "three").models
-    torch.testing.assert_close(saved.common, here.trained.common, rtol=1e-12, atol=1e-12)
-    for name in names:
-        own = open_run(next((tmp_path / name / "state").glob("*/result"))).models.personal[0]
-        torch.testing.assert_close(own, here.models[name], rtol=1e-12, atol=1e-12)
-        assert "A curious server sees" in (tmp_path / f"{name}.log").read_text()
-    assert commands_of(tmp_path) == {}
+        for process in started.values():
+            process.kill()
+    monkeypatch.chdir(tmp_path)  # `source` is relative
+    assert_each_machine_has_its_models(tmp_path)
+
+
+def test_a_message_that_came_before_the_session_is_answered(tmp_path):
+    """On a slow line the server sees a node before its session is open, and sends its first message through Flower."""
+    waiting, answered = ["hello"], []
+    node = SimpleNamespace(answer_next=lambda answer: bool(waiting) and (answered.append(waiting.pop()) or True))
+    session = SimpleNamespace(exchange=lambda body: answered.append("exchange"))
+    join._answer_inline(SimpleNamespace(folder=tmp_path), node, session, lambda: len(answered) > 2)
+    assert answered[:2] == ["hello", "exchange"]
 
 
 @pytest.mark.slow

@@ -147,6 +147,43 @@ def test_signatures_are_checked_before_anything_is_read(key_folder):
     assert asked.inside[-1] == "http.disconnect"  # bodies without a length are cut off
 
 
+def test_a_client_cannot_fill_the_memory_with_many_bodies(key_folder, monkeypatch):
+    """Of one key, 2.5 MB at once: of two requests of 2 MB the second is cut off; afterwards there is room again."""
+    monkeypatch.setattr(gateway, "MAX_BYTES_PER_KEY", 2_500_000)
+    asked = Asked(key_folder)
+    asked.gateway.max_body = 2_000_000
+    north, south = (headers_of(private(key_folder, name)) for name in ("north", "south"))
+
+    async def send_body(headers, meanwhile):
+        pieces = iter([True, False])
+
+        async def receive():
+            is_first = next(pieces)
+            if not is_first:
+                await meanwhile()
+            return {"type": "http.request", "body": bytes(1_000_000), "more_body": is_first}
+
+        async def send(message):
+            pass
+
+        await asked.gateway({"type": "http", "path": "/v1/fleet/x", "headers": headers}, receive, send)
+
+    async def story():
+        async def nothing():
+            pass
+
+        async def another():
+            await send_body(south, nothing)
+            await send_body(north, nothing)
+
+        await send_body(north, another)
+        await send_body(north, nothing)
+
+    asyncio.run(story())
+    assert asked.inside == ["http.request", "http.disconnect", "http.request", "http.request"]
+    assert not +asked.gateway.reading
+
+
 def test_a_revoked_key_is_refused_and_its_session_ends(key_folder):
     asked = Asked(key_folder)
     north, south = private(key_folder, "north"), private(key_folder, "south")

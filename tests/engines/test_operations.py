@@ -2,14 +2,9 @@
 
 import json
 import os
-import select
-import socket
 import stat
 import subprocess
 import sys
-import threading
-import time
-from contextlib import suppress
 
 import pytest
 import torch
@@ -28,6 +23,7 @@ from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.server_run import run_federation
 from mooring.engines.request import read_federation_request
 from tests.engines.local_grid import LocalGrid
+from tests.engines.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
 from tests.engines.processes import Federation, assert_models_are_the_simulators, run_file, wait_until
 from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
 
@@ -183,58 +179,12 @@ def test_joining_a_secure_run_needs_keys_and_peers(table, tmp_path):  # noqa: F8
         join(path, sorted(table.iterdir())[0], tmp_path / "state", insecure=True, report=print)
 
 
-class SlowLine:
-    """A line to the server that delivers everything so many seconds later, in both directions."""
-
-    def __init__(self, port, seconds):
-        self.to, self.seconds, self.ends = port, seconds, []
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listening.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with suppress(OSError):
-            while True:
-                client, _ = self.listening.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self.to))
-                except OSError:
-                    client.close()
-                    continue
-                self.ends += [client, server]
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=self.copy, args=ends, daemon=True).start()
-
-    def copy(self, source, target):
-        """Data leave when their time has come; a line carries much at once."""
-        waiting = []
-        try:
-            while True:
-                timeout = None if not waiting else max(waiting[0][0] - time.monotonic(), 0)
-                ready, _, _ = select.select([source], [], [], timeout)
-                if ready:
-                    data = source.recv(1 << 16)
-                    waiting.append((time.monotonic() + self.seconds, data))
-                while waiting and waiting[0][0] <= time.monotonic():
-                    _, data = waiting.pop(0)
-                    if not data:
-                        target.shutdown(socket.SHUT_WR)
-                        return
-                    target.sendall(data)
-        except (OSError, ValueError):
-            with suppress(OSError):
-                target.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        for end in (self.listening, *self.ends):
-            end.close()
-
-
 @pytest.mark.processes
+@pytest.mark.skipif(not why_no_namespaces(), reason="the page on deploying is followed with this delay in namespaces")
 def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=3, clients=3)
     port = child_process.find_free_port()
-    line = SlowLine(port, 0.2)
+    line = SlowLine(("127.0.0.1", port), DELAY_SECONDS)
     with Federation(tmp_path, path, folder, port=port, through=line.port) as here:
         here.check_end()
         assert_models_are_the_simulators(path, here.out, here.place)

@@ -167,6 +167,8 @@ def run_superlink() -> None:
         access_log=False,
         limit_concurrency=gateway.MAX_CONNECTIONS,
         http=gateway.make_timeout_protocol(),
+        server_header=False,
+        date_header=False,
     )
     module.flower_superlink()
 

@@ -31,7 +31,8 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from mooring.engines.flower.messages import join_frames, split_frames
 
 MAX_REPLIES = 100_000  # that nobody has pulled yet
 FLOWER_MESSAGE_PREFIX = "look-"  # begins the name of a note: Flower has a message for the node
+GATHER_SECONDS = 0.005  # for further replies, after the first: one request carries them
 AWAY_SECONDS = 90.0  # without a request after which a node is no longer reached here
 
 
@@ -135,19 +137,22 @@ class Mailbox:
             channel.seen = time.monotonic()
 
     async def pull(self, messages: list[str], seconds: float) -> dict[str, bytes]:
-        """Replies to these messages, as soon as there is one."""
-        end = time.monotonic() + seconds
+        """Replies to these messages: as soon as there is one, and those that come within GATHER_SECONDS of it."""
+        end, found = time.monotonic() + seconds, dict[str, bytes]()
         while True:
-            found = {message: self.replies.pop(message) for message in messages if message in self.replies}
-            self.expected.difference_update(found)
+            arrived = {message: self.replies.pop(message) for message in messages if message in self.replies}
+            self.expected.difference_update(arrived)
+            if arrived and not found:
+                end = time.monotonic() + GATHER_SECONDS
+            found |= arrived
             left = end - time.monotonic()
-            if found or left <= 0:
+            if len(found) == len(messages) or left <= 0:
                 return found
             self.arrived.clear()
             try:
                 await asyncio.wait_for(self.arrived.wait(), left)
             except TimeoutError:
-                return {}
+                return found
 
     def forget(self, messages: Iterable[str]) -> None:
         """Messages whose replies nobody waits for any more."""
@@ -166,6 +171,7 @@ METRICS = "/metrics"
 OPEN_CHANNEL, EXCHANGE = "/v1/fleet/mooring/open", "/v1/fleet/mooring/exchange"
 SECRET, SESSION = "x-mooring-secret", "x-mooring-session"
 MAX_BODY_BYTES = 64_000_000  # Flower cuts models into pieces of 5 MiB
+MAX_BYTES_PER_KEY = 2 * MAX_BODY_BYTES  # of all bodies that are being read, so that a client cannot fill the memory
 MAX_CONNECTIONS = 1_024
 SECONDS_TO_ASK = 20.0  # a connection that has sent no request by then is closed
 POLL_SECONDS = 20.0  # the longest wait for a message; clients wait 30 for an answer
@@ -262,6 +268,7 @@ class Gateway:
         self.mailbox = Mailbox()
         self.counts: Counter[str] = Counter()
         self.gauges: dict[str, float] = {}
+        self.reading: Counter[bytes] = Counter()  # bytes of bodies that are being read, by key
         self.scanning: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -280,7 +287,7 @@ class Gateway:
             self.counts[f"refused {refusal.status}"] += 1
             if refusal.status == 401:
                 self.note(header(scope, KEY), header(scope, WHEN))
-            await respond(send, refusal.status, refusal.why.encode() + b"\n", close=True)
+            await respond(send, refusal.status, refusal.why.encode() + b"\n", kind="text/plain", close=True)
 
     async def route(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
@@ -293,14 +300,17 @@ class Gateway:
             if path == EXCHANGE:
                 channel = self.session_of(scope)
                 self.check_length(scope)
-                await self.exchange(channel, await self.body_of(receive), send)
+                with self.bounded(receive, channel.key) as piece:
+                    body = await self.body_of(piece)
+                await self.exchange(channel, body, send)
                 return
             key = signed_key(scope, self.keys.allows, time.time())
             self.check_length(scope)
             if path == OPEN_CHANNEL:
                 await self.open_channel(key, send)
-            else:
-                await self.app(scope, self.bounded(receive), self.watched(scope, send))
+                return
+            with self.bounded(receive, key) as piece:
+                await self.app(scope, piece, self.watched(scope, send))
         elif not is_equal(header(scope, SECRET), self.secret):
             raise Refusal(403, "this interface is for the server's own processes")
         elif path.startswith(OWN):
@@ -324,22 +334,30 @@ class Gateway:
         if not self.metrics_token or not is_equal(given, self.metrics_token):
             raise Refusal(403, "metrics need the token of the file metrics.token")
 
-    def bounded(self, receive: Any) -> Any:
-        """A request's body, cut off as if its sender had gone where it is too large: not every one has a length."""
+    @contextmanager
+    def bounded(self, receive: Any, key: bytes) -> Iterator[Any]:
+        """Yield a request's pieces, cut off as if its sender had gone where they are too large, or all that its key
+        sends at once is: not every request states a length."""
         total = 0
 
         async def piece() -> Any:
             nonlocal total
             message = await receive()
-            total += len(message.get("body", b""))
-            return message if total <= self.max_body else {"type": "http.disconnect"}
+            size = len(message.get("body", b""))
+            total += size
+            self.reading[key] += size
+            is_small = total <= self.max_body and self.reading[key] <= max(MAX_BYTES_PER_KEY, self.max_body)
+            return message if is_small else {"type": "http.disconnect"}
 
-        return piece
+        try:
+            yield piece
+        finally:
+            self.reading[key] -= total
 
     async def body_of(self, receive: Any) -> bytes:
-        pieces, bounded = [], self.bounded(receive)
+        pieces = []
         while True:
-            message = await bounded()
+            message = await receive()
             if message["type"] != "http.request":
                 raise Refusal(413, "too large, or cut off")
             pieces.append(message.get("body", b""))
@@ -421,8 +439,9 @@ class Gateway:
         return "".join(f"{name} {value:g}\n" for name, value in sorted(known.items()))
 
 
-async def respond(send: Any, status: int, body: bytes, *, kind: str = "text/plain", close: bool = False) -> None:
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+async def respond(send: Any, status: int, body: bytes, *, kind: str = "", close: bool = False) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    headers += [(b"content-type", kind.encode())] if kind else []
     headers += [(b"connection", b"close")] if close else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

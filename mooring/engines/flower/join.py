@@ -250,6 +250,7 @@ class GatewaySession:
         check: Any = True if server.ca is None else ssl.create_default_context(cafile=str(server.ca))
         url = f"{'http' if server.ca is None else 'https'}://{server.address}"
         self.client = httpx.Client(base_url=url, verify=check, timeout=POLL_SECONDS + 10, trust_env=False)
+        self.client.headers.clear()  # 100 bytes of every message
         self.pair, self.token = pair, ""
 
     def __enter__(self) -> GatewaySession:
@@ -286,7 +287,10 @@ class GatewaySession:
 def _answer_inline(
     client: AnswersRequests, node: NodeConnection, session: GatewaySession, is_finished: Callable[[], bool]
 ) -> None:
-    """Answer messages of the gateway's mailbox."""
+    """Answer messages of the gateway's mailbox, and before them those that Flower has: the server may have seen this
+    node before its session was open."""
+    while node.answer_next(lambda message: answer_message(client, message)):
+        pass
     body = b""
     while True:
         finished = is_finished()

@@ -39,6 +39,7 @@ from mooring.runs.atomic_files import to_plain
 PROTOCOL_VERSION = 4  # of requests and replies: a server and a client of different ones do not work together
 MAX_DEPTH = 8
 NONE_SUFFIX = "=None"  # ends the name of a part that is None, as in `runs/tensor_files.py`
+COMPACT = (",", ":")  # of JSON
 FIELDS, ORDER, SMALL, LARGE = "fields", "order", "small", "large"
 MAX_INLINE_TENSOR_BYTES = 1_000_000  # of tensors that travel beside the fields
 SECURE_KEYS, SECURE_PEERS, SECURE_CONFIRM, SECURE_UNMASK, SECURE_RECOVER = (
@@ -85,7 +86,7 @@ def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def join_frames(about: dict[str, Any], pieces: Sequence[bytes] = ()) -> bytes:
-    head = json.dumps(about | {"lengths": [len(piece) for piece in pieces]}).encode()
+    head = json.dumps(about | {"lengths": [len(piece) for piece in pieces]}, separators=COMPACT).encode()
     return b"\n".join((head, b"".join(pieces)))
 
 
@@ -109,7 +110,7 @@ def split_frames(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
 def to_records(payload: Payload) -> RecordDict:
     """The payload as records; numbers are written so that they read back to the same bits."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in payload.tensors.items()}
-    record = ConfigRecord({FIELDS: json.dumps(to_plain(payload.fields)), ORDER: list(tensors)})
+    record = ConfigRecord({FIELDS: json.dumps(to_plain(payload.fields), separators=COMPACT), ORDER: list(tensors)})
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= MAX_INLINE_TENSOR_BYTES:
         record[SMALL] = safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()})
         return RecordDict({FIELDS: record})

@@ -12,9 +12,9 @@ to Flower's own nodes, go through Flower: an embedded node gets a note that ther
 from __future__ import annotations
 
 import os
+import secrets
 import ssl
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -424,7 +424,7 @@ class GatewayGrid:
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
-        numbers = [uuid.uuid4().hex for _ in messages]
+        numbers = [secrets.token_hex(8) for _ in messages]
         contents = [message_to_bytes(message) for message in messages]
         small = [k for k, content in enumerate(contents) if len(content) <= MAX_INLINE_BYTES]
         reached: set[int] = set()
@@ -441,7 +441,7 @@ class GatewayGrid:
                 numbers[k] = number
                 self.slow.add(number)
             nodes = [messages[k].metadata.dst_node_id for k in others]
-            notes = [FLOWER_MESSAGE_PREFIX + uuid.uuid4().hex for _ in nodes]
+            notes = [FLOWER_MESSAGE_PREFIX + secrets.token_hex(8) for _ in nodes]
             self._request("push", {"nodes": nodes, "messages": notes}, [b""] * len(nodes))
         return numbers
 
