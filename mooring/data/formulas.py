@@ -196,7 +196,7 @@ def evaluate_terms(
     columns = pd.DataFrame(np.asarray(matrix, dtype=float), columns=[str(name) for name in matrix.columns])
     wrong = np.argwhere(~np.isfinite(columns.to_numpy()))
     if len(wrong):
-        row, name = rows.place(int(rows.positions[wrong[0][0]])), _plain(str(columns.columns[wrong[0][1]]))
+        row, name = rows.place(int(rows.positions[wrong[0][0]])), plain_name(str(columns.columns[wrong[0][1]]))
         raise RequestError(
             f"{row}: '{name}' of the formula is not a finite number there; leave the row out, or choose a "
             "transformation that is defined for its values."
@@ -256,7 +256,7 @@ def learn_formula(
         levels=levels,
         dates=tuple(name for name, kind in kinds.items() if kind == DATE),
         fills=fills,
-        varying=tuple(_plain(name) for name in varying),
+        varying=tuple(plain_name(name) for name in varying),
         all_vary=set(varying) == set(columns.columns),
     )
     return state, _name_columns(columns), present
@@ -313,10 +313,11 @@ def _to_factors(values: dict[str, Any], levels: dict[str, tuple[str, ...]]) -> p
 
 def _name_columns(columns: pd.DataFrame) -> pd.DataFrame:
     """The columns without the intercept, by their names in the formula."""
-    return columns.drop(columns=INTERCEPT).rename(columns=_plain)
+    return columns.drop(columns=INTERCEPT).rename(columns=plain_name)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A column's name as its formula was written."""
     return name.replace(EXTRAPOLATION, "").replace(EXTRAPOLATION.replace("'", '"'), "")
 
 

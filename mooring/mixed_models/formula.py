@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
-from mooring.data.formulas import MixedFormula, RowPlaces, evaluate_terms, required_columns
+from mooring.data.column_types import is_text
+from mooring.data.formulas import (
+    MixedFormula,
+    RowPlaces,
+    evaluate_terms,
+    extrapolate_splines,
+    plain_name,
+    required_columns,
+)
 
 
 class DesignMatrices(NamedTuple):
@@ -22,6 +30,16 @@ class DesignMatrices(NamedTuple):
     fixed_names: list[str]
     random_names: list[str]
     dropped_rows: int
+    transforms: dict[str, Any]  # what the formula's transformations learned
+    levels: dict[str, list[Any]]  # by text column: its values
+
+
+class RowMatrices(NamedTuple):
+    """Later rows as a model sees them."""
+
+    x: np.ndarray  # [n, p]
+    z: np.ndarray  # [n, q]
+    clients: np.ndarray  # [n], names; "" where the table does not name them
 
 
 def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices:
@@ -38,20 +56,59 @@ def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices
     if np.isnan(y).any():
         raise RequestError(f"the target column '{formula.target}' holds text; a linear mixed model predicts numbers.")
     rows = RowPlaces(present, lambda position: f"row {position + 1}")
-    x, _ = evaluate_terms(formula.fixed, complete, formula.text, rows)
-    z = None if formula.random is None else evaluate_terms(formula.random, complete, formula.text, rows)[0]
+    inputs = [name for name in names if name not in (formula.target, formula.client)]
+    levels = {name: sorted(complete[name].unique()) for name in inputs if is_text(complete[name])}
+    complete = with_levels(complete, levels)
+    x, transforms = evaluate_terms(extrapolate_splines(formula.fixed), complete, formula.text, rows)
+    z = None
+    if formula.random is not None:
+        z, learned = evaluate_terms(extrapolate_splines(formula.random), complete, formula.text, rows)
+        transforms = transforms | learned
     if formula.client is None:
         code, clients = np.zeros(len(y), dtype=np.int64), ["all"]
     else:
-        code, levels = pd.factorize(complete[formula.client].astype(str), sort=True)
-        clients = [str(level) for level in levels]
+        code, client_names = pd.factorize(complete[formula.client].astype(str), sort=True)
+        clients = [str(name) for name in client_names]
     return DesignMatrices(
         y,
         np.asarray(x, dtype=float),
         np.zeros((len(y), 0)) if z is None else np.asarray(z, dtype=float),
         code,
         clients,
-        [str(name) for name in x.columns],
-        [] if z is None else [str(name) for name in z.columns],
+        [plain_name(name) for name in x.columns],
+        [] if z is None else [plain_name(name) for name in z.columns],
         len(frame) - len(complete),
+        transforms,
+        levels,
     )
+
+
+def with_levels(frame: pd.DataFrame, levels: dict[str, list[Any]]) -> pd.DataFrame:
+    """The table with its text columns as categories of these values."""
+    known = {name: frame[name].where(frame[name].isin(values)) for name, values in levels.items()}
+    return frame.assign(**{name: pd.Categorical(known[name], categories=values) for name, values in levels.items()})
+
+
+def build_row_matrices(formula: MixedFormula, design: DesignMatrices, frame: pd.DataFrame) -> RowMatrices:
+    """Later rows by what a formula learned; a missing or unknown value is refused by its row."""
+    names = [name for name in required_columns(formula, map(str, frame.columns)) if name != formula.target]
+    inputs = [name for name in names if name != formula.client]
+    for name in inputs:
+        if name not in frame.columns:
+            raise RequestError(f"the formula names column '{name}', which the table does not have.")
+    table = with_levels(frame[inputs].reset_index(drop=True), design.levels)
+    for name in inputs:
+        absent = np.flatnonzero(table[name].isna())
+        if len(absent):
+            value = frame[name].iloc[absent[0]]
+            why = "is missing" if pd.isna(value) else f"'{value}' is in no row that the model was fitted to"
+            raise RequestError(f"row {absent[0] + 1}, column '{name}': the value {why}.")
+    rows = RowPlaces(np.arange(len(table)), lambda position: f"row {position + 1}")
+    x, _ = evaluate_terms(extrapolate_splines(formula.fixed), table, formula.text, rows, design.transforms)
+    z = np.zeros((len(table), 0))
+    if formula.random is not None:
+        part, _ = evaluate_terms(extrapolate_splines(formula.random), table, formula.text, rows, design.transforms)
+        z = part.to_numpy()
+    is_named = formula.client is not None and formula.client in frame.columns
+    clients = frame[formula.client].astype(str).to_numpy(object) if is_named else np.full(len(table), "", dtype=object)
+    return RowMatrices(x.to_numpy(), z, clients)

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from mooring.core.errors import RequestError
 from mooring.data.formulas import MixedFormula, parse_formula
 from mooring.data.table_sources import read_source
-from mooring.mixed_models.formula import DesignMatrices, build_matrices
+from mooring.mixed_models.formula import DesignMatrices, build_matrices, build_row_matrices
 from mooring.mixed_models.likelihood import (
     CrossProducts,
     ProfiledFit,
@@ -46,6 +46,8 @@ class MixedModel:
     dropped_rows: int
     effects: np.ndarray  # [m, q]
     effects_sd: np.ndarray  # [m, q]
+    effects_covariance: np.ndarray  # [m, q, q], conditional covariances of the effects
+    fixed_covariance: np.ndarray  # [p, p], of the fixed effects' estimates
     clients: list[str]
     design: DesignMatrices
 
@@ -88,6 +90,49 @@ class MixedModel:
         for j, term in enumerate(self.covariance.columns):
             table[term] = table.get(term, 0.0) + self.effects[:, j]
         return table
+
+    @property
+    def fitted(self) -> np.ndarray:
+        """Each row's fitted value with its client's own effects."""
+        beta = self.fixed_effects["estimate"].to_numpy()
+        return self.design.x @ beta + (self.design.z * self.effects[self.design.code]).sum(1)
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """Each row's target minus its fitted value."""
+        return self.design.y - self.fitted
+
+    def predict(self, data: Any, level: float = 0.9) -> pd.DataFrame:
+        """One row per row of `data`: `prediction`, and the interval `low` to `high` of an observation.
+
+        A client of the model is predicted with its own effects, and the interval includes their conditional variance;
+        a new client with the fixed effects, and the interval includes the variance between clients. Both include the
+        residual variance and, for new clients, the errors of the fixed effects.
+        """
+        if not 0 < level < 1:
+            raise RequestError(f"the level of an interval is a share above 0 and below 1, got {level:g}.")
+        frame = data if isinstance(data, pd.DataFrame) else read_source(data).frame
+        rows = build_row_matrices(self.formula, self.design, frame)
+        place = pd.Index(self.clients).get_indexer(rows.clients)
+        is_new = place < 0
+        effects = np.where(is_new[:, None], 0.0, self.effects[place])
+        center = rows.x @ self.fixed_effects["estimate"].to_numpy() + (rows.z * effects).sum(1)
+        spread = np.where(is_new[:, None, None], self.covariance.to_numpy()[None], self.effects_covariance[place])
+        variance = self.residual_sd**2 + np.einsum("ni,nij,nj->n", rows.z, spread, rows.z)
+        variance += is_new * np.einsum("ni,ij,nj->n", rows.x, self.fixed_covariance, rows.x)
+        reach = norm.ppf((1 + level) / 2) * np.sqrt(variance)
+        return pd.DataFrame({"prediction": center, "low": center - reach, "high": center + reach, "is_new": is_new})
+
+    def local_effects(self) -> pd.DataFrame:
+        """Each client's deviations by least squares on its own rows, without pooling; NaN where they do not determine
+        them."""
+        outcome = self.design.y - self.design.x @ self.fixed_effects["estimate"].to_numpy()
+        found = np.full_like(self.effects, np.nan)
+        for i in range(len(self.clients)):
+            z, part = (values[self.design.code == i] for values in (self.design.z, outcome))
+            if len(z) and np.linalg.matrix_rank(z) == z.shape[1]:
+                found[i] = np.linalg.lstsq(z, part, rcond=None)[0]
+        return pd.DataFrame(found, index=self.clients, columns=list(self.covariance.columns))
 
     def summary(self) -> str:
         """The model as text, as people know it from lme4."""
@@ -217,6 +262,8 @@ def _describe(formula: MixedFormula, design: DesignMatrices, scaled: ScaledFit, 
         design.dropped_rows,
         effects.numpy() / scale_z,
         np.sqrt(np.diagonal(spread.numpy(), axis1=1, axis2=2)) / scale_z,
+        spread.numpy() / np.outer(scale_z, scale_z),
+        sigma2 * torch.linalg.inv(fit.information).numpy() / np.outer(scale_x, scale_x),
         design.clients,
         design,
     )

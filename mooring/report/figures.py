@@ -13,6 +13,7 @@ import numpy as np
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.report.figure_style import COLORS, MARKERS, MODEL_COLORS, STYLE, create_figure, encode_images
+from mooring.report.mixed_model_figures import MIXED_MODEL_FIGURES
 from mooring.report.terminal import replace_control_characters
 from mooring.report.terminal_results import PLAN_DESCRIPTIONS
 from mooring.runs.atomic_files import frame_from_rows, write_atomically
@@ -29,7 +30,12 @@ MAX_VECTOR_CLIENTS = 1_000  # clients beyond which an SVG holds their marks as p
 
 def plot(source: Any, what: str = "improvements") -> Any:
     """A matplotlib figure of the result of `advise` or of its run directory: "improvements" of every client, the "path"
-    of lambdas, or the "rows" that a local model needs; of a comparison's directory, its learning "curves"."""
+    of lambdas, or the "rows" that a local model needs; of a comparison's directory, its learning "curves"; of a mixed
+    model its "caterpillar", "shrinkage", "residuals" and "qq" plots."""
+    if hasattr(source, "random_effects"):
+        if what not in MIXED_MODEL_FIGURES:
+            raise RequestError(f"plot: {describe_unknown('figure of a mixed model', what, MIXED_MODEL_FIGURES)}.")
+        return MIXED_MODEL_FIGURES[what](source)
     drawings = {"improvements": draw_improvements, "path": draw_path, "rows": draw_rows_needed}
     if what == CURVES_FIGURE and isinstance(source, str | Path):
         return draw_curves(open_run(source))

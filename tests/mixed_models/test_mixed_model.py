@@ -142,3 +142,69 @@ def test_formulas_are_taken_apart():
     parts = parse_formula("score ~ lrt * gender + (1 + lrt | school)")
     assert parts[1:] == ("score", "lrt * gender", "1 + lrt", "school", True)
     assert parse_formula("y ~ (1 || g)").fixed == "1" and not parse_formula("y ~ (1 || g)").correlated
+
+
+def test_intervals_of_new_clients_include_the_variance_between_clients(sleep):
+    model = mooring.fit_mixed_model(SLEEP, sleep)
+    rows = pd.DataFrame({"Days": [0.0, 9.0], "Subject": [308, 308]})
+    known, new = model.predict(rows), model.predict(rows.assign(Subject="nobody"))
+    place = model.clients.index("308")
+    fixed = model.fixed_effects["estimate"]
+    assert known["prediction"].iloc[1] == pytest.approx(
+        fixed["Intercept"] + 9 * fixed["Days"] + model.effects[place] @ [1, 9]
+    )
+    z, x = np.array([1.0, 9.0]), np.array([1.0, 9.0])
+    variance = model.residual_sd**2 + z @ model.covariance.to_numpy() @ z + x @ model.fixed_covariance @ x
+    assert (new["high"] - new["prediction"]).iloc[1] == pytest.approx(1.6449 * np.sqrt(variance), rel=1e-4)
+    assert np.sqrt(np.diag(model.fixed_covariance)) == pytest.approx(model.fixed_effects["std_error"].to_numpy())
+    assert (new["high"] - new["low"] > known["high"] - known["low"]).all() and new["is_new"].all()
+
+
+def test_intervals_of_new_clients_cover():
+    shares = []
+    for seed in range(6):
+        table = grouped_table(seed, clients=60)
+        is_new = table["site"].isin(table["site"].unique()[::5])
+        model = mooring.fit_mixed_model("y ~ x + town + (1 + x | site)", table[~is_new])
+        predicted = model.predict(table[is_new], level=0.9)
+        shares.append(table["y"][is_new].reset_index(drop=True).between(predicted["low"], predicted["high"]).mean())
+    assert 0.86 <= np.mean(shares) <= 0.94
+
+
+def test_predictions_follow_splines_and_categories(sleep):
+    table = sleep.assign(group=np.where(sleep["Subject"] % 2, "odd", "even"))
+    model = mooring.fit_mixed_model("Reaction ~ bs(Days, df=4) * group + (1 | Subject)", table)
+    again = model.predict(table.iloc[[3, 7, 55]])
+    assert again["prediction"].to_numpy() == pytest.approx(model.fitted[[3, 7, 55]])
+    assert "bs(Days, df=4)[1]" in model.fixed_effects.index
+    with pytest.raises(mooring.RequestError, match=r"row 1, column 'group': the value 'new' is in no row"):
+        model.predict(table.iloc[[3]].assign(group="new"))
+
+
+def test_shrinkage_lies_between_local_and_global(sleep):
+    model = mooring.fit_mixed_model("Reaction ~ Days + (1 | Subject)", sleep)
+    local, personal = model.local_effects()["Intercept"].to_numpy(), model.effects[:, 0]
+    share = personal / local
+    n, ratio = 10, model.covariance.iloc[0, 0] / model.residual_sd**2
+    assert share == pytest.approx(np.full(18, n * ratio / (1 + n * ratio)))
+
+
+@pytest.mark.parametrize("what", ["caterpillar", "shrinkage", "residuals", "qq"])
+@pytest.mark.parametrize("formula", [SLEEP, "Reaction ~ Days + (1 | Subject)"])
+def test_figures_of_a_model_show_every_client_or_row(sleep, what, formula):
+    model = mooring.fit_mixed_model(formula, sleep)
+    axes = mooring.plot(model, what).axes
+    points = {"caterpillar": 18, "shrinkage": 18, "residuals": 180, "qq": 180}[what]
+    drawn = [len(line.get_xdata()) for line in axes[0].lines] + [
+        len(c.get_offsets()) for c in axes[0].collections if hasattr(c, "get_offsets")
+    ]
+    assert points in drawn
+    assert axes[0].get_xlabel()
+
+
+def test_unknown_figures_are_refused(sleep):
+    model = mooring.fit_mixed_model("Reaction ~ Days", sleep)
+    with pytest.raises(mooring.RequestError, match="unknown figure of a mixed model 'forest'"):
+        mooring.plot(model, "forest")
+    with pytest.raises(mooring.RequestError, match="no random effects to draw"):
+        mooring.plot(model, "caterpillar")
