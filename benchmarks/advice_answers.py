@@ -1,8 +1,8 @@
-"""The output of `mooring advise` for five tables, as the page on recommendations shows it.
+"""The output of `mooring advise` for three tables, as the page of examples shows it.
 
     python -m benchmarks.advice_answers [--write]
 
-With --write the outputs are written to docs/advice.md, between its two marks.
+With --write the outputs are written to docs/advice-examples.md, between its two marks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from mooring.report.terminal_results import show_advice
 from mooring.runs.atomic_files import to_plain
 from tests.support.tables import TABLES
 
-PAGE = Path(__file__).parent.parent / "docs" / "advice.md"
+PAGE = Path(__file__).parent.parent / "docs" / "advice-examples.md"
 BEGIN, END = "<!-- answers: python -m benchmarks.advice_answers --write -->", "<!-- end of answers -->"
 WIDTH = 100
 SOURCES = {
-    "exam": ("Exam: pupils' scores in 64 schools (squared loss)", TABLES["exam"]),
-    "hsb82": ("Hsb82: mathematics in 160 schools (squared loss)", TABLES["hsb82"]),
+    "exam": ("Exam: pupils' scores in 65 schools (squared loss)", TABLES["exam"]),
     "contraception": ("Contraception: its use in 60 districts (two classes)", TABLES["contraception"]),
-    "heart": ("heart: disease in four hospitals (two classes)", None),
     "parkinsons": ("parkinsons: the symptoms of 42 patients (squared loss)", None),
 }
 

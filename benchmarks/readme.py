@@ -1,9 +1,9 @@
-"""The contents of the README: the output of its command and of its Python lines, and the image of the report.
+"""The contents of the README: the output of its command and of its Python lines, and images of the report.
 
     python -m benchmarks.readme [--write]
 
-With --write the outputs are written to README.md between their marks, and the image to docs/images/report.png (which
-needs Chromium).
+With --write the outputs are written to README.md between their marks, and images to docs/images: the top of the report
+and its picture of the clients (they need Chromium).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from mooring.report.html_report import write_report
 
 ROOT = Path(__file__).parent.parent
-README, IMAGE = ROOT / "README.md", ROOT / "docs" / "images" / "report.png"
+README, IMAGES = ROOT / "README.md", ROOT / "docs" / "images"
 COMMAND = ["mooring", "advise", "heart", "--out", "runs/heart"]
-SIZE = {"width": 1180, "height": 1060}
+SIZE = {"width": 1180, "height": 820}
 RUN = Path("runs") / "heart"
 
 
@@ -49,8 +49,8 @@ def python_output(folder: Path) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip()
 
 
-def draw_image(run: Path) -> None:
-    """Write the image of the top of the report."""
+def draw_images(run: Path) -> None:
+    """Write the images of the top of the report and of its picture of the clients."""
     from playwright.sync_api import sync_playwright
 
     from tests.support.browser import launched
@@ -61,7 +61,8 @@ def draw_image(run: Path) -> None:
         view = browser.new_page(viewport=SIZE, color_scheme="light")
         view.goto(page.resolve().as_uri())
         view.wait_for_timeout(500)
-        view.screenshot(path=IMAGE)
+        view.screenshot(path=IMAGES / "report.png")
+        view.locator('[data-part="mooring"] canvas').first.screenshot(path=IMAGES / "mooring.png")
         browser.close()
 
 
@@ -81,7 +82,7 @@ def main() -> None:
             pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.S)
             text = pattern.sub(lambda _, b=begin, e=end, o=output: f"{b}\n```text\n{o}\n```\n{e}", text)
         README.write_text(text)
-        draw_image(folder / RUN)
+        draw_images(folder / RUN)
 
 
 if __name__ == "__main__":

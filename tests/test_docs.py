@@ -95,16 +95,18 @@ def test_the_page_on_networks_works_as_typed(tmp_path, monkeypatch, capsys):
 
 
 def departures() -> str:
-    """The section of docs/maths.md, from the docstrings; `python -m tests.test_docs` prints it."""
+    """The list of docs/departures.md, from the docstrings; `python -m tests.test_docs` prints it."""
     told = [(name, describe(name)["departs"]) for name in algorithm_names()]
     return "\n".join(f"- `{name}`: {text}" for name, text in told)
 
 
-def test_the_mathematics_page_names_every_departure():
-    page = (ROOT / "docs" / "maths.md").read_text()
+def test_the_page_of_departures_names_all():
+    page = (ROOT / "docs" / "departures.md").read_text()
     for line in departures().splitlines():
         assert not line.endswith(": "), f"{line}: its docstring has no section Departs"
-        assert line in page, "docs/maths.md lags behind the docstrings; `python -m tests.test_docs` prints the section"
+        assert line in page, (
+            "docs/departures.md lags behind the docstrings; `python -m tests.test_docs` prints the section"
+        )
 
 
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"], ids=lambda p: p.name)

@@ -81,7 +81,7 @@ class AdviceResult(AdviceMethods):
 
     job: Job
     summary: dict[str, Any]
-    clients: pd.DataFrame  # client, rows, recommended, improvement_over_local_pct, confidence, ..., see docs/advice.md
+    clients: pd.DataFrame  # one row per client, in the columns of clients.parquet
     models: RecommendedModels
     choice: Choice
     evidence: Evidence

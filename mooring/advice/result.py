@@ -20,7 +20,7 @@ from mooring.core.score_sentences import direction, format_loss
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
 from mooring.engines.fit_result import to_target_units
-from mooring.engines.predict import predict_rows
+from mooring.engines.predict import name_recommendations, predict_rows
 from mooring.engines.prepare import Job
 from mooring.runs.directory import REPORT_FILE
 from mooring.runs.directory import StoredModels as SavedModels
@@ -84,6 +84,7 @@ class AdviceMethods:
             self.run or Path(),
             None if interval is None else self.intervals,
             interval,
+            name_recommendations(self.clients),
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)

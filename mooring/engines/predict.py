@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mooring.data.tables import count_phrase, quote_list, suggest_name
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
-from mooring.runs.directory import ADVICE_FILE, SUMMARY_FILE, RunDirectory, StoredModels, open_run
+from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, SUMMARY_FILE, RunDirectory, StoredModels, open_run
 from mooring.runs.purposes import PURPOSES
 
 NO_CLIENT = ""  # the owner of a row whose client cell is empty
@@ -79,8 +80,21 @@ def predict(
         check_trusted_run(directory.run, directory.path, trust_code)
     task, schema = read_task_and_schema(directory)
     scores = None if interval is None else stored_intervals(directory)
-    frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path, scores, interval)
+    kinds = stored_recommendations(directory)
+    frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path, scores, interval, kinds)
     return frame, [*said, *notes]
+
+
+def stored_recommendations(directory: RunDirectory) -> dict[str, str]:
+    """Each client's recommended model, local, global or personal; nothing where the run recommends none."""
+    if not (directory.path / CLIENTS_FILE).is_file():
+        return {}
+    return name_recommendations(directory.clients)
+
+
+def name_recommendations(clients: pd.DataFrame) -> dict[str, str]:
+    """The recommended models of a clients' table by client."""
+    return dict(clients[["client", "recommended"]].dropna().astype(str).values) if "recommended" in clients else {}
 
 
 def stored_intervals(directory: RunDirectory) -> IntervalScores | None:
@@ -101,8 +115,9 @@ def predict_rows(
     where: Path,
     scores: IntervalScores | None = None,
     interval: float | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Predictions of a table's rows in the target's own units and words, and notes."""
+    """Predictions of a table's rows in the target's own units and words, and notes; `kinds` are recommended models."""
     table = read_source(source, read_as(schema))
     x, notes = encode_table(table.frame, schema, table.place)
     owners = row_clients(table.frame, schema, client, models.clients, where)
@@ -135,7 +150,8 @@ def predict_rows(
                 f"{count_phrase(without, 'row')} of unknown clients have no interval: a fit has no models without a "
                 "client to measure by; a run of `mooring advise` has."
             )
-    answering = np.where(known >= 0, "personal", np.where(nobody, "global (no client)", "global (unknown client)"))
+    own_kinds = np.array([(kinds or {}).get(str(name), "personal") for name in owners], dtype=object)
+    answering = np.where(known >= 0, own_kinds, np.where(nobody, "global (no client)", "global (unknown client)"))
     if models.personal is None:
         answering = np.full(len(owners), "global", dtype=object)
     own = table.frame.rename(columns={schema.target: f"{schema.target} (actual)"})

@@ -24,7 +24,7 @@ from mooring.data.tables import suggest_name
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
 from mooring.engines.fit_result import to_target_units
-from mooring.engines.predict import choose_method, predict_rows, read_schema, stored_intervals
+from mooring.engines.predict import choose_method, predict_rows, read_schema, stored_intervals, stored_recommendations
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
 from mooring.runs.atomic_files import frame_from_rows
@@ -142,6 +142,7 @@ class SavedRun:
             self.path,
             None if interval is None else stored_intervals(self.directory),
             interval,
+            stored_recommendations(self.directory),
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)

@@ -138,7 +138,7 @@ def collect_figure_data(part: ReportContents) -> dict[str, Any]:
         "level": None if part.client_level is None else 100 * part.client_level,
         "columns": [{"key": name, "label": label, "about": explain_label(label)} for name, label in headings.items()],
         "terms": {label: explain_label(label) for label in CARD_LABELS},
-        "clients": list_columns(part.clients[[*order, *hidden]]),
+        "clients": list_columns(below_hundred(part.clients[[*order, *hidden]])),
         "path": part.path,
         "curve": part.curve,
         "effects": part.effects,
@@ -147,6 +147,14 @@ def collect_figure_data(part: ReportContents) -> dict[str, Any]:
         "coefficients": part.coefficients,
     }
     return to_plain(made, _digits)
+
+
+def below_hundred(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table whose percentages below 100 do not round to 100, as in the terminal."""
+    percents = [name for name in frame if "_pct" in str(name)]
+    return frame.assign(
+        **{name: frame[name].mask((frame[name] > 99.99) & (frame[name] < 100), 99.99) for name in percents}
+    )
 
 
 def list_columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
@@ -172,8 +180,7 @@ def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
         return []
     frame = part.clients[["client", "others_held_out", "contribution", "contribution_pct"]].dropna()
     frame = frame.sort_values("contribution_pct", ascending=False)
-    if frame.empty or frame["contribution_pct"].abs().max() < MIN_CONTRIBUTION_PCT:
-        return []
+    frame = frame[frame["contribution_pct"].abs() >= MIN_CONTRIBUTION_PCT]
     frame = frame.assign(without=frame["others_held_out"] + frame["contribution"])
     return frame.head(MAX_CONTRIBUTIONS).to_dict("records")
 

@@ -354,14 +354,13 @@ def coefficients(directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Held-out loss by lambda, its two ends, the plan, and every client's own losses where the advice kept them."""
+    """Held-out loss by lambda, of local models and of the global one, the plan, and every client's own where known."""
     path = frame_from_rows(advice["path"])
     if path.empty:
         return None
     pulled = path[path["family"] == "lambda"].sort_values("lam")
     if pulled.empty:
         return None
-    ends = path[path["family"] != "lambda"].set_index("family")["loss"]
     lams = pd.Series([row.get("lam") for row in advice["clients"]], dtype=object)
     lams = pd.to_numeric(lams, errors="coerce").dropna()
     lams = lams[(lams > 0) & np.isfinite(lams)]
@@ -369,8 +368,8 @@ def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "lam": pulled["lam"].tolist(),
         "loss": pulled["loss"].tolist(),
-        "local": float(ends["local"]) if "local" in ends else None,
-        "global": float(ends["global"]) if "global" in ends else None,
+        "local": advice["summary"]["local"],
+        "global": advice["summary"]["global"],
         "plan": {
             "family": plan["family"],
             "about": PLAN_DESCRIPTIONS.get(plan["family"], plan["family"]),

@@ -52,7 +52,7 @@ ADVICE_KEYS = {
     "notes": "notes on the data",
     "words": "sentences by topic: losses, confidence, rows_needed, contributions, outliers, shape, effects, theory",
     "plan": "family, value and held-out loss of the heaviest setting",
-    "path": "held-out loss by lambda: family, lam, loss",
+    "path": "held-out loss of candidates with the plan's columns: family, lam, loss",
     "client_paths": "each client's held-out losses along the path",
     "learning_curve": "a typical client's expected losses by rows; now, match",
     "intervals": "what prediction intervals are made from, or null",

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from mooring.algorithms.base import algorithm_names
 from mooring.reference_pages import format_algorithms, format_commands
 from tests.journeys.pages import run_page
 from tests.support.repository import ROOT
@@ -17,6 +18,7 @@ ELSEWHERE = {  # pages that other tests go through, or that only show what is do
     "advice.md": "tests/journeys/test_analyst.py",
     "coming-from-lme4.md": "tests/journeys/test_statistician.py",
     "deploying.md": "tests/engines/test_flower_commands.py: it needs several machines",
+    "claims.md": "tests/experiments: minutes of work",
     "experiments.md": "tests/experiments: minutes of work",
     "networks.md": "tests/journeys/test_researcher.py",
     "performance.md": "its commands measure for minutes",
@@ -39,9 +41,8 @@ HERE = [
     "reading-the-report.md",
 ]
 MAX_WORDS = 1_200  # of a page that is no reference
-REFERENCE = ["algorithms", "commands", "glossary", "options", "output-files", "papers", "python-api"]
-LONG = ["advice", "architecture", "deploying", "experiments", "maths", "privacy", "reliability", "reproduction"]
-LONG += ["tables"]
+REFERENCE = ["algorithms", "commands", "departures", "glossary", "options", "output-files", "papers", "python-api"]
+LONG = ["deploying", "privacy", "reliability", "reproduction"]
 
 
 def visits():
@@ -108,6 +109,14 @@ def test_pages_are_short(page):
     if page.removesuffix(".md") in [*REFERENCE, *LONG]:
         return
     assert len((ROOT / "docs" / page).read_text().split()) <= MAX_WORDS
+
+
+def test_the_readme_is_short_and_its_counts_are_current():
+    text = (ROOT / "README.md").read_text()
+    assert 400 <= len(re.sub(r"```text\n.*?```", "", text, flags=re.S).split()) <= 500  # without what commands print
+    assert f"\n- {len(algorithm_names())} algorithms" in text
+    claims = re.search(r"Of (\d+) registered claims", (ROOT / "docs" / "reproduction.md").read_text())[1]
+    assert f"each of {claims} registered claims" in text
 
 
 def test_reference_pages_are_current():

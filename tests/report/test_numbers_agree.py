@@ -239,7 +239,8 @@ def test_contributions_follow_from_the_losses_beside_them(run):
     listed = re.findall(
         rf'<th scope="row">([^<]*)</th>{cell}{NUMBER}</td>{cell}{NUMBER}</td>{cell}{CHANGE}</td>', part[0]
     )
-    assert len(listed) == min(len(run.clients), MAX_CONTRIBUTIONS)
+    large = run.clients[run.clients["contribution_pct"].abs() >= MIN_CONTRIBUTION_PCT]
+    assert len(listed) == min(len(large), MAX_CONTRIBUTIONS)
     for name, now, without, number, word in listed:
         check(signed(number, word), value(without), value(now))
         assert value(now) == pytest.approx(loss_of_the_others(run, name), rel=6e-4)
@@ -293,6 +294,7 @@ def test_predictions_use_the_recommended_models(run):
         mine = (rows["town"] == name).to_numpy()
         alone = run.advice.predict(rows[mine], client=name)
         pd.testing.assert_frame_equal(alone, predicted[mine].reset_index(drop=True))
+        assert set(predicted.loc[mine, "model"]) == {kind}
 
 
 @needs_browser

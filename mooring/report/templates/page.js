@@ -9,7 +9,7 @@ const SERIES = ["global", "local", "personal", "unknown"];
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 const OVER = other => `improvement_over_${other}_pct`;
 const FIRST = ["client", "recommended", "lowest", OVER("local"), OVER("global"), "confidence", "rows", ...MODELS];
-const PAGE = 25, NAMED = 300, MANY = 1500, FAR = 8, ROWS_SHOWN = 200, LABELLED = 60, WIDE = 5;
+const PAGE = 25, NAMED = 300, MANY = 1500, FAR = 8, ROWS_SHOWN = 200, LABELLED = 60, FARTHEST_LABELLED = 20, WIDE = 5;
 const TURN = Math.PI * (3 - Math.sqrt(5));  // the golden angle spreads boats of like distance all around
 const figures = [];
 
@@ -267,11 +267,11 @@ function drawLegend(run, host) {
   figures.push(() => { const fresh = legend(run); list.replaceWith(fresh); list = fresh; });
 }
 
-// Names beside their marks, as far as they hide nothing: to the right, the left, above or below.
+// Names beside their marks, as far as they hide nothing: to the right, the left, above or below; of many clients, the farthest ones.
 function labelBoats(pen, places, size, w, h) {
   const taken = places.map(p => [p.x - size - 2, p.y - size - 2, p.x + size + 2, p.y + size + 2]);
   taken.push([w / 2 - 40, h / 2 - 11, w / 2 + 40, h / 2 + 30]);
-  for (const p of places) {
+  for (const p of places.length > LABELLED ? places.slice(-FARTHEST_LABELLED).reverse() : places) {
     const text = p.text.length > 22 ? p.text.slice(0, 21) + "…" : p.text, wide = 6.1 * text.length, off = 1.4 * size + 4;
     const spots = [[p.x + off, p.y, "start"], [p.x - off, p.y, "end"], [p.x, p.y - 1.6 * size - 8, "middle"], [p.x, p.y + 1.5 * size + 9, "middle"]];
     for (const [x, y, anchor] of spots) {
@@ -328,7 +328,7 @@ function mooring(run, host) {
         { stroke: colorOf(run.kinds[p.i]), width: thin * (.5 + 3.5 * tight(p.i)), alpha: (m > MANY ? .2 : .45) * (.35 + .65 * run.certain(p.i)) });
       for (const p of places) (m > NAMED ? mark : boat)(pen, run.kinds[p.i], p.x, p.y, size, .3 + .7 * run.certain(p.i), p.open);
       if (m <= LABELLED) pen.text(x0, y0 + 22, "global model", { anchor: "middle", fill: soft, size: 11 });
-      if (m <= LABELLED) labelBoats(pen, places.map(p => ({ ...p, text: String(c.client[p.i]) })), size, w, h);
+      labelBoats(pen, places.map(p => ({ ...p, text: String(c.client[p.i]) })), size, w, h);
       pen.circle(x0, y0, 9, { fill: color("panel"), stroke: color("ink"), width: 2 });
       pen.circle(x0, y0, 4, { fill: color("ink") });
       return places;
@@ -376,7 +376,8 @@ function improvementsFigure(run, host) {
         if (known(lows[i])) pen.poly([[a.x(k), at(lows[i])], [a.x(k), at(highs[i])]],
           { stroke: colorOf(run.kinds[i]), width, alpha: (order.length > MANY ? .25 : .55) });
       });
-      if (order.length <= w / 70) order.forEach((i, k) => pen.text(a.x(k), a.bottom + 13, String(c.client[i]).slice(0, Math.floor(w / order.length / 7)), { anchor: "middle", fill: color("soft"), size: 11 }));
+      const room = (a.right - a.left) / order.length;  // names are shown whole or not at all
+      if (order.every(i => 6.1 * String(c.client[i]).length < room - 6)) order.forEach((i, k) => pen.text(a.x(k), a.bottom + 13, String(c.client[i]), { anchor: "middle", fill: color("soft"), size: 11 }));
       return order.map((i, k) => {
         mark(pen, run.kinds[i], a.x(k), at(values[i]), size, .4 + .6 * run.certain(i), values[i] < low || values[i] > high);
         return { i, x: a.x(k), y: at(values[i]) };
@@ -396,14 +397,14 @@ function curves(pen, a, lines) {
     if (line.dots) for (const [x, y] of points) pen.circle(x, y, 3, { fill: shade });
   });
 }
-// Where few points of the lines lie: one of six places.
+// Where few points of the lines lie.
 function key(pen, a, entries) {
   const width = Math.max(...entries.map(e => e.label.length)) * 6.6 + 34, height = 17 * entries.length + 4;
   const dots = entries.flatMap(e => (e.points ?? []).flatMap(([x, y], k, all) => {
     const [u, v] = all[Math.min(k + 1, all.length - 1)], many = Math.ceil(60 / all.length);
     return Array.from({ length: many }, (_, j) => j / many).map(s => [(1 - s) * a.x(x) + s * a.x(u), (1 - s) * a.y(y) + s * a.y(v)]);
   }));
-  const places = [a.top + 4, (a.top + a.bottom - height) / 2, a.bottom - height - 4].flatMap(y => [[a.right - width, y], [a.left + 4, y]]);
+  const steps = [0, .25, .5, .75, 1], places = steps.flatMap(s => steps.map(t => [a.right - width - t * (a.right - a.left - width - 4), a.top + 4 + s * (a.bottom - a.top - height - 8)]));
   const hidden = ([x, y]) => dots.filter(([u, v]) => u > x - 4 && u < x + width + 4 && v > y - 4 && v < y + height + 4).length;
   const [left, top] = places.reduce((best, one) => hidden(one) < hidden(best) ? one : best);
   pen.poly([[left, top], [left + width, top], [left + width, top + height], [left, top + height]], { fill: color("panel"), alpha: .85, closed: true });
