@@ -152,7 +152,7 @@ def normalize_name(name: str) -> str:
     """The name of an algorithm as it is spelled here: `FedAvg` is fedavg."""
     if is_spec(name) or name.startswith(IN_MEMORY_PREFIX):
         return name
-    folded = {_letters(one): one for one in builtin_names()}
+    folded = {_letters(builtin): builtin for builtin in builtin_names()}
     return folded.get(_letters(name), name)
 
 
@@ -234,13 +234,13 @@ def describe(name: str) -> JsonObject:
 
 def _section(text: str, title: str) -> str:
     """The lines of a docstring that follow `title`, up to the next blank line or titled line."""
-    lines, found = [], False
+    lines, inside = [], False
     for line in text.splitlines():
         if line.startswith(title + " "):
-            found = True
+            inside = True
             lines.append(line[len(title) :].strip())
-        elif found and line.startswith("         "):
+        elif inside and line.startswith("         "):
             lines.append(line.strip())
-        elif found:
+        elif inside:
             break
     return " ".join(lines)

@@ -96,8 +96,8 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
         if self.preset == "theory":
             for field, free in (("gamma", "auto"), ("eta", "auto"), ("inner", "auto")):
                 if getattr(self, field) != free:
-                    found = getattr(self, field)
-                    raise RequestError(f"FedProxPersonal: preset = 'theory' sets {field}; leave it out, got {found!r}.")
+                    value = getattr(self, field)
+                    raise RequestError(f"FedProxPersonal: preset = 'theory' sets {field}; leave it out, got {value!r}.")
 
     @property
     def required_statistics(self) -> tuple[str, ...]:
@@ -179,5 +179,5 @@ def set_by_corollary(algorithm: Any, task: Task, statistics: ClientStatistics) -
     known = bound_curvature("FedProxPersonal: preset = 'theory'", task, statistics)
     if isinstance(algorithm.lam, PerClientPenalty) or algorithm.lam == 0:
         raise RequestError(f"FedProxPersonal: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
-    found = corollary_step_sizes(known.mu, known.smooth, algorithm.lam)
-    return replace(algorithm, eta=found.eta, gamma=found.gamma, steps=found.steps)
+    sizes = corollary_step_sizes(known.mu, known.smooth, algorithm.lam)
+    return replace(algorithm, eta=sizes.eta, gamma=sizes.gamma, steps=sizes.steps)

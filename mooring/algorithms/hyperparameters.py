@@ -79,9 +79,12 @@ def check_lam_lengths(algorithm: Any, task: Task, clients: int) -> None:
     """A lam with one number per client or per coefficient must have as many as there are."""
     lam, owner = getattr(algorithm, "lam", None), type(algorithm).__name__
     if isinstance(lam, PerClientPenalty):
-        for found, right, what in ((lam.per_client, clients, "client"), (lam.per_coefficient, task.dim, "coefficient")):
-            if found is not None and len(found) != right:
-                raise RequestError(f"{owner}: lam has {len(found)} numbers, one per {what}, but there are {right}.")
+        for values, right, what in (
+            (lam.per_client, clients, "client"),
+            (lam.per_coefficient, task.dim, "coefficient"),
+        ):
+            if values is not None and len(values) != right:
+                raise RequestError(f"{owner}: lam has {len(values)} numbers, one per {what}, but there are {right}.")
 
 
 def choose_inner_solver(algorithm: Any, task: Task, otherwise: str = "sgd") -> str:
@@ -140,8 +143,8 @@ def auto_ridge(statistics: Any) -> float:
         best = int(loss[heard].sum(0).argmin())
         others = heard.clone()
         others[torch.where(heard, stake, -1.0).argmax()] = False
-        rest = loss[others].sum(0)
-        if int(others.sum()) < least or rest[best] <= (1 + MAX_LOSS_SHARE_OF_OTHERS) * rest.min():
+        others_loss = loss[others].sum(0)
+        if int(others.sum()) < least or others_loss[best] <= (1 + MAX_LOSS_SHARE_OF_OTHERS) * others_loss.min():
             return float(RIDGE_GRID[best])
         heard = others
 

@@ -107,12 +107,12 @@ class PooledRows(Rows):
 
 def pool_clients(data: CohortData, round: Round) -> CohortData:
     """The whole federation as a cohort of one, for SGD on sum_i p_i L_i; every round has its own `Pool.shift`."""
-    one, size = torch.zeros(1, dtype=torch.long), data.train.size.sum()[None]
+    start, size = torch.zeros(1, dtype=torch.long), data.train.size.sum()[None]
     batch = data.train.pooled(data.p)
-    rows = Rows(batch.x[0], batch.y[0], one, size)
+    rows = Rows(batch.x[0], batch.y[0], start, size)
     weight = torch.repeat_interleave(data.p.double() / data.train.size.clamp(min=1), data.train.size)
     weight = weight / weight.sum()
     if float((weight * size - 1).abs().max()) > EQUAL_WEIGHT_TOLERANCE:
         shift = float(uniforms(round.seed, "algorithm", round.t)[0])
-        rows = PooledRows(rows.x, rows.y, one, size, weight=weight, shift=shift)
-    return CohortData(np.zeros(1, np.uint64), one, torch.ones(1), rows, rows)
+        rows = PooledRows(rows.x, rows.y, start, size, weight=weight, shift=shift)
+    return CohortData(np.zeros(1, np.uint64), start, torch.ones(1), rows, rows)

@@ -24,8 +24,8 @@ class PlainHelp(TyperCommand):
 class PlainTyper(typer.Typer):
     """Commands with plain help texts."""
 
-    def command(self, *args: Any, **more: Any) -> Any:
-        return super().command(*args, **{"cls": PlainHelp} | more)
+    def command(self, *args: Any, **options: Any) -> Any:
+        return super().command(*args, **{"cls": PlainHelp} | options)
 
 
 app = PlainTyper(

@@ -88,11 +88,11 @@ def theory(
 
     display = Display(json_)
     job = prepare(request(source, purpose="advise", trust_code=trust_code, **parse_task_settings(set_, given)))
-    found = report_theory(job.task, job.clients, job.run.training.weights)
+    report = report_theory(job.task, job.clients, job.run.training.weights)
     if json_:
-        print_json(theory_as_json(found))
+        print_json(theory_as_json(report))
     else:
-        show_theory(display, theory_as_json(found))
+        show_theory(display, theory_as_json(report))
     show_notes(display, job.clients.notes)
 
 

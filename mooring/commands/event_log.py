@@ -24,11 +24,11 @@ class EventLog:
     def say(self, sentence: str) -> None:
         self._print({"event": "message", "text": sentence}, sentence)
 
-    def follow(self, tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+    def follow(self, on_progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
         latest: dict[str, float] = {}
 
         def both(what: str, done: int, rounds: int) -> None:
-            tell(what, done, rounds)
+            on_progress(what, done, rounds)
             if self.format == TEXT and self.at_terminal:
                 return
             name, now = what.partition(":")[0], time.monotonic()

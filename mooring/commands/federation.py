@@ -266,8 +266,8 @@ def keys_revoke(folder: KeyFolder, name: Annotated[str, typer.Argument(hidden=Tr
 
     A running server refuses it within seconds.
     """
-    kept = key_functions().revoke(folder, name)
-    show(f"The key of client '{name}' is refused from now on; {kept} keeps it from being enrolled again.")
+    revoked = key_functions().revoke(folder, name)
+    show(f"The key of client '{name}' is refused from now on; {revoked} keeps it from being enrolled again.")
 
 
 @keys.command("renew", epilog="Example: mooring keys renew keys --host fed.example.org")

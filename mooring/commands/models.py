@@ -164,12 +164,12 @@ def personalize(
         check_writable(out)
     if trust_code:
         check_trusted_run(open_run(run).run, run, trust_code)
-    found = answer(run, source, how=how, method=method, out=out, **given)
+    result = answer(run, source, how=how, method=method, out=out, **given)
     if json_:
-        record = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
+        record = {"metric": result.metric, "way": result.way, "clients": result.clients.to_dict("records")}
         print_json(record | {"run": str(out or run)})
     else:
-        show_new_clients(display, found.clients, found.metric, found.way)
+        show_new_clients(display, result.clients, result.metric, result.way)
         if out is not None:
             display.say(f"Run: {out}    Predict: mooring predict {out} new.csv")
-    show_notes(display, found.notes)
+    show_notes(display, result.notes)

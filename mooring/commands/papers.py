@@ -55,21 +55,21 @@ def reproduce(
         records = run(what, preset, out, only=only or (), repeats=repeats, on_progress=on_progress, **given)
     for record in records:
         draw_record(record, out)
-    found = list_claims(records)
+    claims = list_claims(records)
     outdated: list[str] = []
     if page is not None:
         write_page(out, page, [registry.describe_registrations(paper) for paper in catalog.list_papers()])
         outdated = list_outdated(out)
     if json_:
-        print_json({"claims": found} | ({} if page is None else {"outdated": outdated}))
+        print_json({"claims": claims} | ({} if page is None else {"outdated": outdated}))
     else:
-        show_claims(display, found, preset, out)
+        show_claims(display, claims, preset, out)
         if outdated:
             display.paragraph(
                 f"Records on the page that another version of the code made ({len(outdated)}; it states the version): "
                 f"{', '.join(outdated)}."
             )
-    words = {row["word"] for row in found}
+    words = {row["word"] for row in claims}
     if words != {HELD}:
         raise typer.Exit(3 if CONTRADICTED in words else 4)
 

@@ -40,12 +40,12 @@ def explain_term(word: str) -> str:
     from mooring.algorithms import base
     from mooring.report.glossary import find_term, list_names
 
-    if (found := find_term(word)) is not None:
-        return found.text
+    if (term := find_term(word)) is not None:
+        return term.text
     bare = word.lstrip("-").replace("-", "_")
     if bare in flags.option_names():
-        told = flags.describe(bare)
-        return f"{told['summary']} Without {told['flag']} it is: {told['default']}."
+        description = flags.describe(bare)
+        return f"{description['summary']} Without {description['flag']} it is: {description['default']}."
     if bare in base.algorithm_names():
         return "\n".join([f"{bare}:", *describe_algorithm(bare)]).replace("`", "")
     known = [*list_names(), *flags.option_names(), *base.algorithm_names()]
@@ -148,8 +148,8 @@ def list_(
     if what not in LISTS:
         raise RequestError(f"mooring list: {describe_unknown('list', what, LISTS)}.")
     module, names, describe, columns = LISTS[what]
-    found = import_module(module)
-    rows = [getattr(found, describe)(name) for name in getattr(found, names)()]
+    catalog = import_module(module)
+    rows = [getattr(catalog, describe)(name) for name in getattr(catalog, names)()]
     if json_:
         print_json({what: rows})
     else:

@@ -82,8 +82,8 @@ def advise(
     display = open_display(json_ or csv_, track)
     given = parse_task_settings(set_, given)
     out = mark_resumable(out or free_directory(source, "advice"))
-    with display.progress() as tell:
-        advice = run(source, out=out, progress=tell, trust_code=trust_code, **given)
+    with display.progress() as on_progress:
+        advice = run(source, out=out, progress=on_progress, trust_code=trust_code, **given)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
     show_written(display, out, instead, per_client, advice.job.clients.notes)
     log_to_tracker(display, out, track)
@@ -135,9 +135,15 @@ def fit(
     out = mark_resumable(
         out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else DEFAULT_ALGORITHM))
     )
-    with display.progress() as tell:
+    with display.progress() as on_progress:
         result = train(
-            source, algorithm=algorithm, settings=settings, out=out, progress=tell, trust_code=trust_code, **given
+            source,
+            algorithm=algorithm,
+            settings=settings,
+            out=out,
+            progress=on_progress,
+            trust_code=trust_code,
+            **given,
         )
     instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
     show_written(display, out, instead, per_client, result.notes)
@@ -165,13 +171,13 @@ def compare(
     display = open_display(json_ or csv_, track)
     fields, given = split_assignments(set_, given)
     out = mark_resumable(out or free_directory(source, "compare"))
-    with display.progress() as tell:
+    with display.progress() as on_progress:
         result = run(
             source,
             split_commas(methods),
             settings=group_by_method(fields),
             out=out,
-            progress=tell,
+            progress=on_progress,
             trust_code=trust_code,
             **given,
         )

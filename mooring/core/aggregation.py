@@ -82,9 +82,9 @@ def trimmed_mean(x: Tensor, share: Tensor, beta: float) -> Tensor:
     value, order = x.sort(0)
     weight = share[order].to(x.dtype)
     above = weight.cumsum(0)
-    kept = above.clamp(max=1 - beta) - (above - weight).clamp(min=beta)
-    kept = kept.clamp(min=0)
-    return (kept * value).sum(0) / kept.sum(0)
+    weight_inside = above.clamp(max=1 - beta) - (above - weight).clamp(min=beta)
+    weight_inside = weight_inside.clamp(min=0)
+    return (weight_inside * value).sum(0) / weight_inside.sum(0)
 
 
 def geometric_median(x: Tensor, share: Tensor) -> Tensor:

@@ -61,19 +61,19 @@ def apply_attack(message: StateTree, who: Tensor, spec: str, seed: int, keys: np
 
 def malicious_messages(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -> Tensor:
     """[liars, D]: what they send instead of their rows of x [R, D]."""
-    mine = x[lying]
+    replaced = x[lying]
     if name == "nan":
-        return torch.full_like(mine, torch.nan)
+        return torch.full_like(replaced, torch.nan)
     if name == "huge":
-        return torch.full_like(mine, HUGE_VALUE)
+        return torch.full_like(replaced, HUGE_VALUE)
     if name == "noise":
-        draw = torch.from_numpy(generator(seed, "attack", t).standard_normal(mine.shape)).to(x.dtype)
-        return NOISE_FACTOR * mine.norm(dim=1, keepdim=True) / math.sqrt(max(mine.shape[1], 1)) * draw
+        draw = torch.from_numpy(generator(seed, "attack", t).standard_normal(replaced.shape)).to(x.dtype)
+        return NOISE_FACTOR * replaced.norm(dim=1, keepdim=True) / math.sqrt(max(replaced.shape[1], 1)) * draw
     honest = x[~lying] if bool((~lying).any()) else x
-    n, f = len(x), len(mine)
+    n, f = len(x), len(replaced)
     needed = n // 2 + 1 - f  # honest clients that must be further out than the lie, for it to be the majority's
     z = float(ndtri(min(max((n - f - needed) / max(n - f, 1), 0.5), 0.999)))
-    return (honest.mean(0) - z * honest.std(0, unbiased=False)).expand_as(mine)
+    return (honest.mean(0) - z * honest.std(0, unbiased=False)).expand_as(replaced)
 
 
 def replace_rows(message: StateTree, which: Tensor, rows: Tensor) -> StateTree:
@@ -91,6 +91,6 @@ def flip_labels(rows: Rows, lying: np.ndarray, classes: int = 0) -> Rows:
     y = rows.y.clone()
     top = max(classes, int(y.max()) + 1) - 1 if not y.dtype.is_floating_point and len(y) else 0
     for c in np.flatnonzero(lying):
-        mine = slice(int(rows.start[c]), int(rows.start[c] + rows.size[c]))
-        y[mine] = -y[mine] if y.dtype.is_floating_point else top - y[mine]
+        client_rows = slice(int(rows.start[c]), int(rows.start[c] + rows.size[c]))
+        y[client_rows] = -y[client_rows] if y.dtype.is_floating_point else top - y[client_rows]
     return Rows(rows.x, y, rows.start, rows.size)

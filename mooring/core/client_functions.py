@@ -84,8 +84,8 @@ def client_function(function: Callable[..., Any]) -> ClientFunction:
         blocks, parts = [], []
         for block, batch in rows.kept_batches or _iterate_batches(rows):
             blocks.append(block)
-            whole = len(block) == len(rows) and is_ordered(block)
-            arguments = per_client if whole else [part[block] for part in per_client]
+            is_complete = len(block) == len(rows) and is_ordered(block)
+            arguments = per_client if is_complete else [part[block] for part in per_client]
             parts.append(function(task, batch, *arguments, **shared))
         return stack_states(parts, torch.argsort(torch.cat(blocks)))
 

@@ -125,8 +125,8 @@ class Rows:
         with SUMMARY_LOCK:
             if task not in root.cache:
                 root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
-        whole = root.cache[task]
-        return whole if self.position is None else type(whole)(*(part[self.position] for part in whole))
+        summary = root.cache[task]
+        return summary if self.position is None else type(summary)(*(part[self.position] for part in summary))
 
     def each(self, work: Callable[[Rows, Tensor], Any], most: int | None = None) -> StateTree:
         """`work(rows, positions)` on every block of clients, put together in the order of the clients.
@@ -232,17 +232,17 @@ def map_blocks(
     if len(blocks) == 1:
         return stack_states([work(blocks[0])], torch.argsort(blocks[0]))
     total, making = sum(len(block) for block in blocks), Lock()
-    whole: list[Any] = []
+    result: list[Any] = []
 
     def fill(block: Tensor) -> None:
         part = work(block)
         with making:
-            if not whole:
-                whole.append(used if has_room(used, part, total) else allocate_like(part, total))
-        write_block(whole[0], block, part)
+            if not result:
+                result.append(used if has_room(used, part, total) else allocate_like(part, total))
+        write_block(result[0], block, part)
 
     deque(doing(fill, blocks), 0)
-    return whole[0]
+    return result[0]
 
 
 def chunk_size(task: Any) -> int:
@@ -270,13 +270,13 @@ def has_room(used: StateTree, part: StateTree, total: int) -> bool:
     return type(used) is type(part) and all(has_room(old, new, total) for old, new in zip(used, part, strict=True))
 
 
-def write_block(whole: StateTree, position: Tensor, part: StateTree) -> None:
+def write_block(target: StateTree, position: Tensor, part: StateTree) -> None:
     """Write the rows of `part` to their positions in `whole`; those of neighbours in order at once."""
-    if isinstance(whole, Tensor):
+    if isinstance(target, Tensor):
         first = int(position[0])
-        whole[slice(first, first + len(position)) if is_ordered(position - first) else position] = part
-    elif whole is not None:
-        for place, column in zip(whole, part):
+        target[slice(first, first + len(position)) if is_ordered(position - first) else position] = part
+    elif target is not None:
+        for place, column in zip(target, part):
             write_block(place, position, column)
 
 
@@ -286,8 +286,8 @@ def stack_states(parts: Sequence[Any], order: Tensor | None = None) -> StateTree
     if first is None:
         return None
     if isinstance(first, Tensor):
-        whole = torch.cat(list(parts)) if len(parts) > 1 else first
-        return whole if order is None or is_ordered(order) else whole[order]
+        stacked = torch.cat(list(parts)) if len(parts) > 1 else first
+        return stacked if order is None or is_ordered(order) else stacked[order]
     columns = [stack_states(column, order) for column in zip(*parts)]
     return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
 

@@ -27,7 +27,7 @@ MAX_LISTED_NAMES = 12  # known names that an error lists where a command lists t
 def describe_unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
     """Half a sentence on an unknown name: the nearest known ones, and all of them or the command that lists them."""
     known = list(known)
-    near = [f"'{one}'" for one in nearest_names(name, known)]
+    near = [f"'{close}'" for close in nearest_names(name, known)]
     either = f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else "".join(near)
     hint = f" (did you mean {either}?)" if near else ""
     if listed_by and len(known) > MAX_LISTED_NAMES:
@@ -38,14 +38,14 @@ def describe_unknown(what: str, name: str, known: Iterable[str], listed_by: str 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:
     """Known names that a name may have meant, capitals and signs aside: itself, those that begin so, the closest."""
     folded: dict[str, str] = {}
-    for one in known:
-        folded.setdefault(_letters(one), one)
+    for candidate in known:
+        folded.setdefault(_letters(candidate), candidate)
     asked = _letters(name)
     if asked in folded:
         return [folded[asked]]
-    begin = [one for letters, one in folded.items() if len(asked) > 2 and letters.startswith(asked)]
+    begin = [candidate for letters, candidate in folded.items() if len(asked) > 2 and letters.startswith(asked)]
     close = difflib.get_close_matches(asked, folded, n=1)
-    return begin[:MAX_SUGGESTIONS] or [folded[one] for one in close]
+    return begin[:MAX_SUGGESTIONS] or [folded[candidate] for candidate in close]
 
 
 def _letters(name: str) -> str:

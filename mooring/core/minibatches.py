@@ -105,9 +105,9 @@ def minibatches(
             "untrained; set buffers = 'frozen', or use fedavg, fedprox, ditto or another algorithm of local SGD."
         )
     if uses_all_rows(rows, batch, draws):
-        whole = rows.full(task) if batch is None else rows.padded()
+        all_rows = rows.full(task) if batch is None else rows.padded()
         for k in range(most):
-            yield step(k, whole)
+            yield step(k, all_rows)
         return
     for k, drawn in enumerate(draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws, part=part)):
         valid = torch.from_numpy(np.arange(drawn.place.shape[1]) < drawn.n[:, None])
@@ -144,8 +144,8 @@ def draw_rows(
     last = max(len(rows.y) - 1, 0)
     if uses_all_rows(rows, batch, draws):
         column = np.arange(min(int(sizes.max()), len(rows.y)))
-        whole = RowDraw(np.minimum(start[:, None] + np.where(column < sizes[:, None], column, 0), last), sizes)
-        yield from (whole for _ in range(most))
+        all_rows = RowDraw(np.minimum(start[:, None] + np.where(column < sizes[:, None], column, 0), last), sizes)
+        yield from (all_rows for _ in range(most))
         return
     assert batch is not None  # all rows otherwise
     if draws == "replacement":
@@ -212,8 +212,8 @@ def draw_order(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.nda
     longest, few = int(sizes.max()), int(used.max())
     if longest > 1 << ROW_BITS:
         tops = (
-            np.argsort(add_counter(one, np.arange(n)) >> ROW_BITS, kind="stable")[:u]
-            for one, n, u in zip(state, sizes, used)
+            np.argsort(add_counter(words, np.arange(n)) >> ROW_BITS, kind="stable")[:u]
+            for words, n, u in zip(state, sizes, used)
         )
         return np.concatenate(list(tops))
     if len(sizes) > 1 and longest * len(sizes) > MAX_PADDING_FACTOR * sizes.sum():  # too uneven for one table

@@ -203,7 +203,7 @@ def _polished(
 ) -> Tensor:
     """The minimisers from where the path ended, by the partition of the rows that it shows; at.v where none settles."""
     box, eps = high - low, torch.finfo(quad.dtype).eps
-    found, waiting = at.v, real.any(1)
+    polished, waiting = at.v, real.any(1)
     for balance in ACTIVE_SET_RATIOS:
         above = real & (at.high / box < balance * at.y / spread)  # beside the kink, a = high
         below = real & ~above & (at.low / box < balance * at.z / spread)
@@ -227,11 +227,11 @@ def _polished(
         outside = (a > high + out) | (a < low - out)
         wrong = (on & (outside | (u.abs() > off))) | (above & (u < -off)) | (below & (u > off))
         done = waiting & ~wrong.any(1) & torch.isfinite(v).all(1)
-        found = torch.where(done[:, None], v, found)
+        polished = torch.where(done[:, None], v, polished)
         waiting = waiting & ~done
         if not bool(waiting.any()):
             break
-    return found
+    return polished
 
 
 def _newton(
@@ -260,8 +260,8 @@ def _factor(h: Tensor) -> Tensor:
     """Cholesky factors; where rounding spoils one, that of the matrix with a diagonal larger by rounding."""
     factor, broken = torch.linalg.cholesky_ex(h)
     if bool(broken.any()):
-        more = ROUNDING_UNITS * torch.finfo(h.dtype).eps * torch.diag_embed(h.diagonal(dim1=1, dim2=2))
-        factor = torch.where((broken > 0)[:, None, None], torch.linalg.cholesky_ex(h + more)[0], factor)
+        rounding = ROUNDING_UNITS * torch.finfo(h.dtype).eps * torch.diag_embed(h.diagonal(dim1=1, dim2=2))
+        factor = torch.where((broken > 0)[:, None, None], torch.linalg.cholesky_ex(h + rounding)[0], factor)
     return factor
 
 

@@ -212,8 +212,8 @@ BY_ALIAS = {paper.alias: paper for paper in PAPERS if paper.alias}
 
 def paper_key(text: str) -> str:
     """An id with its paper's key for the alias it may begin with: 004-fig1 is kernel-fig1, 004 is kernel."""
-    number, dash, rest = text.partition("-")
-    return f"{BY_ALIAS[number].key}{dash}{rest}" if number in BY_ALIAS else text
+    number, dash, suffix = text.partition("-")
+    return f"{BY_ALIAS[number].key}{dash}{suffix}" if number in BY_ALIAS else text
 
 
 def expand_citations(text: str) -> str:
@@ -229,8 +229,8 @@ def expand_citations(text: str) -> str:
 
 
 def _parts(text: str) -> list[tuple[str, str]]:
-    found = [part.strip().partition(", ") for part in text.split(";")]
-    return [(key, place) for key, _, place in found]
+    citations = [part.strip().partition(", ") for part in text.split(";")]
+    return [(key, place) for key, _, place in citations]
 
 
 def cited_papers(name: str, text: str) -> list[Paper]:

@@ -39,7 +39,7 @@ def describe_change(line: Mapping[str, float], level: float) -> str:
 
 def describe_scores(summary: NamedValues) -> list[str]:
     """A fit's test loss beside those of its baselines with intervals over clients, and what they leave open."""
-    metric, mine, rows, level = (summary[name] for name in ("metric", "personal", "test_rows", "level"))
+    metric, score, rows, level = (summary[name] for name in ("metric", "personal", "test_rows", "level"))
     sides, close = [], []
     for name, words in BASELINES.items():
         line = summary.get(f"improvement_over_{name}")
@@ -48,7 +48,7 @@ def describe_scores(summary: NamedValues) -> list[str]:
         sides.append(f"{describe_change(line, level)} than with {words} ({format_loss(summary[name])})")
         if not line["ci_low"] > 0 and not line["ci_high"] < 0:
             close.append(words)
-    text = f"Test {metric} is {format_loss(mine)}{': ' if sides else ''}{' and '.join(sides)}, on {rows:,} test rows."
+    text = f"Test {metric} is {format_loss(score)}{': ' if sides else ''}{' and '.join(sides)}, on {rows:,} test rows."
     if not close:
         return [text]
     return [text, f"These test rows cannot separate it from {' or '.join(close)}. {ASK_ADVISE}"]

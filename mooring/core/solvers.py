@@ -213,9 +213,9 @@ def run_mixture_steps(
         busy = (rate != 0)[moves]
         felt = MixtureUpdate(moves, None, place[:0], n[:0], pull, by_parts)
         if seen:
-            shown = np.stack([one.n for one in seen])
+            shown = np.stack([draw.n for draw in seen])
             felt = felt._replace(
-                rows=data.validation, place=np.stack([one.place for one in seen]), n=np.where(busy, shown, 0)
+                rows=data.validation, place=np.stack([draw.place for draw in seen]), n=np.where(busy, shown, 0)
             )
         mixture_steps(w, v, alpha, (begin, own), data.train, place, n, rate, felt)
         begin, own, k = w, v, k + len(rate)
@@ -235,9 +235,11 @@ def step_pieces(
             continue
         steps = range(k + 1 - len(waiting), k + 1)
         busy = np.array(steps)[:, None] < counts.numpy()
-        place, n = np.stack([one.place for one in waiting]), np.stack([one.n for one in waiting])
-        told = steps if callable(eta) else steps[:1]  # the same in all steps
-        sizes = [torch.as_tensor(eta(j) if callable(eta) else eta, dtype=dtype).expand(len(counts)) for j in told]
+        place, n = np.stack([draw.place for draw in waiting]), np.stack([draw.n for draw in waiting])
+        timed_steps = steps if callable(eta) else steps[:1]  # the same in all steps
+        sizes = [
+            torch.as_tensor(eta(j) if callable(eta) else eta, dtype=dtype).expand(len(counts)) for j in timed_steps
+        ]
         yield place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy
         waiting = []
 

@@ -32,20 +32,20 @@ def is_spec(text: Any) -> bool:
     return isinstance(text, str) and SPEC_PATTERN.match(text) is not None
 
 
-def load_python(spec: str, what: str, kept: Path | None = None) -> Any:
-    """The thing that "my_file.py:thing" names, from the run's own copy where `kept`, a run directory, has one.
+def load_python(spec: str, what: str, copies: Path | None = None) -> Any:
+    """The thing that "my_file.py:thing" names, from the run's own copy where `copies`, a run directory, has one.
 
     `what` is it called in errors.
     """
     path, name = spec.rsplit(":", 1)
-    file = find_copy(kept, spec) or Path(path)
+    file = find_copy(copies, spec) or Path(path)
     if not file.is_file():
         raise RequestError(f"{what} {spec!r}: there is no file {path}.")
     title = f"{_begins(spec)}{Path(path).stem}"  # no name that anybody imports
     module, source = ModuleType(title), read_trusted_code(file)
     module.__file__ = str(file)
     sys.modules[title] = module  # dataclasses look their module up
-    beside = SiblingImporter(Path(path).resolve().parent, kept)
+    beside = SiblingImporter(Path(path).resolve().parent, copies)
     sys.meta_path.append(beside)  # last: no file of a folder stands in for an installed package
     try:
         exec(compile(source, str(file), "exec"), vars(module))
@@ -64,30 +64,30 @@ def load_python(spec: str, what: str, kept: Path | None = None) -> Any:
 
 
 class SiblingImporter(MetaPathFinder, Loader):
-    """Imports of the Python files in a folder, from the copies in `kept` where there are some; only given ones run."""
+    """Imports the Python files in a folder, from the run directory `copies` where it has them; only given ones run."""
 
-    def __init__(self, folder: Path, kept: Path | None):
-        self.folder, self.kept = folder, kept
+    def __init__(self, folder: Path, copies: Path | None):
+        self.folder, self.copies = folder, copies
         self.loaded: list[str] = []
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        file = None if path is not None or "." in fullname else _beside(self.folder, fullname, self.kept)
+        file = None if path is not None or "." in fullname else _beside(self.folder, fullname, self.copies)
         return None if file is None else ModuleSpec(fullname, self, origin=str(file))
 
     def exec_module(self, module: ModuleType) -> None:
-        file = _beside(self.folder, module.__name__, self.kept)
+        file = _beside(self.folder, module.__name__, self.copies)
         assert file is not None  # found a moment ago
         self.loaded.append(module.__name__)
         module.__file__ = str(file)
         exec(compile(read_trusted_code(file), str(file), "exec"), vars(module))
 
 
-def _beside(folder: Path, name: str, kept: Path | None) -> Path | None:
+def _beside(folder: Path, name: str, copies: Path | None) -> Path | None:
     file = folder / f"{name}.py"
-    return find_copy(kept, f"{file}:_") or (file if file.is_file() else None)
+    return find_copy(copies, f"{file}:_") or (file if file.is_file() else None)
 
 
-def add_imported_files(specs: Iterable[str], kept: Path | None = None) -> list[str]:
+def add_imported_files(specs: Iterable[str], copies: Path | None = None) -> list[str]:
     """These specs, and one for each file beside theirs that they import, directly or through others."""
     out: list[str] = []
     waiting = list(specs)
@@ -97,13 +97,13 @@ def add_imported_files(specs: Iterable[str], kept: Path | None = None) -> list[s
             continue
         out.append(spec)
         folder = Path(spec.rsplit(":", 1)[0]).resolve().parent
-        waiting += [f"{folder / name}.py:_" for name in imported_files(spec, kept) if _beside(folder, name, kept)]
+        waiting += [f"{folder / name}.py:_" for name in imported_files(spec, copies) if _beside(folder, name, copies)]
     return out
 
 
-def imported_files(spec: str, kept: Path | None) -> list[str]:
+def imported_files(spec: str, copies: Path | None) -> list[str]:
     """The top-level names that a spec's file imports; none of a file that cannot be read or parsed."""
-    file = find_copy(kept, spec) or Path(spec.rsplit(":", 1)[0])
+    file = find_copy(copies, spec) or Path(spec.rsplit(":", 1)[0])
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -152,32 +152,32 @@ def _begins(spec: str) -> str:
     return f"{COPY_PREFIX}{path.stem}-{hashlib.sha256(str(path.parent).encode()).hexdigest()[:4]}-"
 
 
-def find_copy(kept: Path | None, spec: str) -> Path | None:
+def find_copy(copies: Path | None, spec: str) -> Path | None:
     """The run's copy of a spec's file, if it has one; a damaged one is refused."""
-    found = [] if kept is None else sorted(kept.glob(glob.escape(_begins(spec)) + "*.py"))
-    if not found:
+    files = [] if copies is None else sorted(copies.glob(glob.escape(_begins(spec)) + "*.py"))
+    if not files:
         return None
-    if copy_name(spec, found[0].read_bytes()) != found[0].name:
-        raise RequestError(f"{found[0]} is damaged: it is not the file that the run was begun with.")
-    return found[0]
+    if copy_name(spec, files[0].read_bytes()) != files[0].name:
+        raise RequestError(f"{files[0]} is damaged: it is not the file that the run was begun with.")
+    return files[0]
 
 
-def copy_files(specs: Iterable[str], kept: Path | None = None) -> dict[str, bytes]:
-    """The files of these specs by the names of their copies, from the copies in `kept` where there are some."""
+def copy_files(specs: Iterable[str], copies: Path | None = None) -> dict[str, bytes]:
+    """The files of these specs by the names of their copies, from the copies in `copies` where there are some."""
     out = {}
-    for spec in add_imported_files(specs, kept):
-        file = find_copy(kept, spec) or Path(spec.rsplit(":", 1)[0])
+    for spec in add_imported_files(specs, copies):
+        file = find_copy(copies, spec) or Path(spec.rsplit(":", 1)[0])
         if file.is_file():
             content = file.read_bytes()
             out[copy_name(spec, content)] = content
     return out
 
 
-def check_unchanged(specs: Iterable[str], kept: Path) -> None:
+def check_unchanged(specs: Iterable[str], copies: Path) -> None:
     """Refuse files that are no longer what the run began with; for one that is gone there is its copy in the run."""
-    for spec in add_imported_files(specs, kept):
-        file, copy = Path(spec.rsplit(":", 1)[0]), find_copy(kept, spec)
+    for spec in add_imported_files(specs, copies):
+        file, copy = Path(spec.rsplit(":", 1)[0]), find_copy(copies, spec)
         if copy is not None and file.is_file() and file.read_bytes() != copy.read_bytes():
             raise RequestError(
-                f"{kept}: {file} has changed since the run began; start a new run, or bring back {copy.name}."
+                f"{copies}: {file} has changed since the run began; start a new run, or bring back {copy.name}."
             )

@@ -42,8 +42,8 @@ class ClientStates:
     def put(self, position: Tensor, states: StateTree, t: int) -> None:
         if self.fields is None:
             self.fields = type(self.first)(*(allocate_states(part, len(self.merged)) for part in self.first))
-        for whole, part in zip(self.fields, states):
-            whole[position] = part
+        for stored, part in zip(self.fields, states):
+            stored[position] = part
         self.merged[position] = t
 
     def copy(self) -> ClientStates:

@@ -117,7 +117,7 @@ def compare(
 
 def resume_comparison(
     path: str | Path,
-    tell: OnProgress = ignore_progress,
+    on_progress: OnProgress = ignore_progress,
     source: Any = None,
     model: Any = None,
     loss: Any = None,
@@ -131,7 +131,7 @@ def resume_comparison(
         given = InMemoryInputs(source, model, loss, user_classes(methods))
         job = prepare(directory.run, *given, directory.path)
         check_same_data(directory, job)
-        return run_comparison(job, given, directory, tell)
+        return run_comparison(job, given, directory, on_progress)
 
 
 class InMemoryInputs(NamedTuple):
@@ -143,22 +143,24 @@ class InMemoryInputs(NamedTuple):
     own: Mapping[str, type[Algorithm[Any, Any, Any]]]
 
 
-def run_comparison(job: Job, given: InMemoryInputs, directory: RunDirectory | None, tell: OnProgress) -> Comparison:
+def run_comparison(
+    job: Job, given: InMemoryInputs, directory: RunDirectory | None, on_progress: OnProgress
+) -> Comparison:
     """Every method under every seed; the tables are written when all are done."""
     how = job.run.training
-    found = []
+    results = []
     for seed in range(how.seed, how.seed + how.seeds):
         again, label, folder = job, "", directory.path if directory else None
         if how.seeds > 1:
             run = job.run.model_copy(update={"training": how.model_copy(update={"seed": seed, "seeds": 1})})
-            again = job if seed == how.seed else prepare(run, *given, job.kept)
+            again = job if seed == how.seed else prepare(run, *given, job.copies)
             again, label = replace(again, run=run), f", seed {seed}"
             folder = folder / SEED_FOLDER.format(seed) if folder else None
-        found.append(run_methods(again, folder, lambda what, *done, label=label: tell(what + label, *done)))
-    rows = pd.concat([one.assign(seed=how.seed + k) for k, (one, _, _) in enumerate(found)], ignore_index=True)
-    curves = pd.concat([one.assign(seed=how.seed + k) for k, (_, _, one) in enumerate(found)], ignore_index=True)
+        results.append(run_methods(again, folder, lambda what, *done, label=label: on_progress(what + label, *done)))
+    rows = pd.concat([frame.assign(seed=how.seed + k) for k, (frame, _, _) in enumerate(results)], ignore_index=True)
+    curves = pd.concat([frame.assign(seed=how.seed + k) for k, (_, _, frame) in enumerate(results)], ignore_index=True)
     curves = curves[["method", "seed", *(name for name in curves if name not in ("method", "seed"))]]
-    clients = found[0][1] if how.seeds == 1 else mean_client_table([one for _, one, _ in found])
+    clients = results[0][1] if how.seeds == 1 else mean_client_table([frame for _, frame, _ in results])
     methods = difference_from_best(rows.drop(columns="seed"), clients) if how.seeds == 1 else summarize_seeds(rows)
     where = directory.path if directory else None
     result = Comparison(job.task.metric, methods, clients, where, job.clients.notes, curves, rows)
@@ -198,11 +200,13 @@ def summarize_seeds(rows: pd.DataFrame) -> pd.DataFrame:
 
 def mean_client_table(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Each client's loss by method, averaged over the seeds that it was in."""
-    whole = pd.concat(tables, ignore_index=True)
-    return whole.groupby("client", sort=False).mean().reset_index().astype({"rows": int})
+    stacked = pd.concat(tables, ignore_index=True)
+    return stacked.groupby("client", sort=False).mean().reset_index().astype({"rows": int})
 
 
-def run_methods(job: Job, folder: Path | None, tell: OnProgress) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def run_methods(
+    job: Job, folder: Path | None, on_progress: OnProgress
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Every method once: a row a method, a row a client, and the learning curves.
 
     Methods that differ only in numbers that clients may have of their own are trained side by side, if they are small.
@@ -215,7 +219,7 @@ def run_methods(job: Job, folder: Path | None, tell: OnProgress) -> tuple[pd.Dat
         job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0
     )
     for group in group_methods(methods, most):
-        runs = [run_method(job, label, given[label], folder, tell, known) for label in group]
+        runs = [run_method(job, label, given[label], folder, on_progress, known) for label in group]
         for label, ((trained, records), seconds) in zip(group, run_together(runs, filled=True)):
             frame = rounds_frame(job, records)
             rows[label] = {
@@ -248,11 +252,11 @@ def label_methods(job: Job) -> list[tuple[str, Any]]:
     algorithms = job.algorithms()
     names = [a.name for a in algorithms]
     labels = []
-    for one in algorithms:
-        alike = [hyperparameters(other) for other in algorithms if other.name == one.name]
-        mine = hyperparameters(one)
-        differ = [key for key, value in mine.items() if any(other.get(key) != value for other in alike)]
-        labels.append(" ".join([one.name, *(f"{key}={shorten_value(mine[key])}" for key in differ)]))
+    for algorithm in algorithms:
+        alike = [hyperparameters(other) for other in algorithms if other.name == algorithm.name]
+        fields = hyperparameters(algorithm)
+        differ = [key for key, value in fields.items() if any(other.get(key) != value for other in alike)]
+        labels.append(" ".join([algorithm.name, *(f"{key}={shorten_value(fields[key])}" for key in differ)]))
     same = [
         label if labels.count(label) == 1 else f"{label} {labels[: i + 1].count(label)}"
         for i, label in enumerate(labels)
@@ -266,10 +270,10 @@ def shorten_value(value: Any) -> str:
 
 
 def run_method(
-    job: Job, label: str, given: Any, folder: Path | None, tell: OnProgress, known: StatisticsCache
+    job: Job, label: str, given: Any, folder: Path | None, on_progress: OnProgress, known: StatisticsCache
 ) -> TrainingSteps[tuple[TrainedModels, list[JsonObject]]]:
     """One method, fresh or from where its own run directory stands."""
-    one = job.run.model_copy(
+    method_run = job.run.model_copy(
         update={
             "mooring": job.run.mooring.model_copy(update={"purpose": "fit"}),
             "algorithm": given,
@@ -279,17 +283,17 @@ def run_method(
     inner, home = None, None if folder is None else method_folder(folder, label)
     if home is not None and home.exists():
         inner = open_run(home)
-        one = inner.run
-    beside = replace(job, run=RunFile.model_validate(one))
+        method_run = inner.run
+    beside = replace(job, run=RunFile.model_validate(method_run))
     exchange = make_simulator(beside, known)
     ready, server = resolve(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
     progress: TrainingState = TrainingState(server)
     if inner is not None:
         progress, _ = training_checkpoint.restore_training(inner, server, exchange)
     elif home is not None:
-        inner = create_run(home, initial_files(replace(beside, run=with_resolved(one, ready))))
+        inner = create_run(home, initial_files(replace(beside, run=with_resolved(method_run, ready))))
     trained = yield from train_steps(
-        beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds)
+        beside, ready, exchange, progress, inner, lambda _, done, rounds: on_progress(label, done, rounds)
     )
     if inner is not None and not inner.finished:
         write_trained(inner, job, exchange.roster, trained, rounds_frame(job, progress.records))

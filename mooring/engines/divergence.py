@@ -20,26 +20,26 @@ STEP_SIZE_FACTORS = (0.1, 0.01, 1e-3, 1e-4)
 
 def suggest_step_sizes(algorithm: AnyAlgorithm, task: Task, exchange: Exchange, plan: TrainingPlan, t: int) -> str:
     """A sentence on step sizes that work here, tried for as many rounds as the run went well, up to TRIAL."""
-    kept = "What was saved before is whole."
-    mine = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name in STEP_SIZE_FIELDS}
-    mine = {name: value for name, value in mine.items() if isinstance(value, int | float)}
-    if not mine:
-        return f"{algorithm.name} has no step size to make smaller: look at the data of the clients named. {kept}"
+    saved = "What was saved before is whole."
+    sizes = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name in STEP_SIZE_FIELDS}
+    sizes = {name: value for name, value in sizes.items() if isinstance(value, int | float)}
+    if not sizes:
+        return f"{algorithm.name} has no step size to make smaller: look at the data of the clients named. {saved}"
     known = {f.name: f.default for f in fields(algorithm)}
-    usual = {name: known[name] for name in mine}
+    usual = {name: known[name] for name in sizes}
     shorter = [
-        {name: value * share for name, value in mine.items() if name != "server_step"} for share in STEP_SIZE_FACTORS
+        {name: value * share for name, value in sizes.items() if name != "server_step"} for share in STEP_SIZE_FACTORS
     ]
     for changes in (usual, *shorter):
-        found = try_step_sizes(algorithm, changes, task, exchange, replace(plan, rounds=min(t, MAX_TRIAL_ROUNDS)))
-        if found is not None:
-            other = {name: found[name] for name in found if name in mine and found[name] != mine[name]}
+        working = try_step_sizes(algorithm, changes, task, exchange, replace(plan, rounds=min(t, MAX_TRIAL_ROUNDS)))
+        if working is not None:
+            other = {name: working[name] for name in working if name in sizes and working[name] != sizes[name]}
             if other:
-                was = ", ".join(f"{name} = {mine[name]:.3g}" for name in other)
+                was = ", ".join(f"{name} = {sizes[name]:.3g}" for name in other)
                 now = ", ".join(f"{name} = {value:.3g}" for name, value in other.items())
-                return f"Too large: {was}; with {now} the loss falls. {kept}"
-    was = ", ".join(f"{name} = {value:.3g}" for name, value in mine.items())
-    return f"No smaller steps than {was} were found to help: look at the data of the clients named. {kept}"
+                return f"Too large: {was}; with {now} the loss falls. {saved}"
+    was = ", ".join(f"{name} = {value:.3g}" for name, value in sizes.items())
+    return f"No smaller steps than {was} were found to help: look at the data of the clients named. {saved}"
 
 
 def try_step_sizes(

@@ -31,8 +31,8 @@ SKLEARN_TASKS = ("linear", "logistic")  # tasks whose models scikit-learn has
 def sklearn_coefficients(task: Task, w: Tensor, scaling: Scaling, kind: str) -> JsonObject:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns."""
     slopes, intercept = to_data_units(task, w[None], scaling)
-    one = kind not in (BINARY, CLASSES)  # a regression has no axis of classes
-    return {"coef_": (slopes[0, 0] if one else slopes[0]).tolist(), "intercept_": intercept[0].tolist()}
+    single_output = kind not in (BINARY, CLASSES)  # a regression has no axis of classes
+    return {"coef_": (slopes[0, 0] if single_output else slopes[0]).tolist(), "intercept_": intercept[0].tolist()}
 
 
 def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
@@ -64,15 +64,15 @@ def load_sklearn(path: str | Path, client: object = None) -> Any:
 def _estimator(about: NamedValues, numbers: NamedValues) -> Any:
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
-    found = LinearRegression() if about["kind"] == REGRESSION else LogisticRegression()
-    found.coef_ = np.array(numbers["coef_"])
+    estimator = LinearRegression() if about["kind"] == REGRESSION else LogisticRegression()
+    estimator.coef_ = np.array(numbers["coef_"])
     intercept = np.array(numbers["intercept_"])
-    found.intercept_ = intercept.item() if about["kind"] == REGRESSION else intercept
-    found.feature_names_in_ = np.array(about["feature_names_in_"], dtype=object)
-    found.n_features_in_ = len(found.feature_names_in_)
+    estimator.intercept_ = intercept.item() if about["kind"] == REGRESSION else intercept
+    estimator.feature_names_in_ = np.array(about["feature_names_in_"], dtype=object)
+    estimator.n_features_in_ = len(estimator.feature_names_in_)
     if about["kind"] != REGRESSION:
-        found.classes_ = np.array(about["classes_"])
-    return found
+        estimator.classes_ = np.array(about["classes_"])
+    return estimator
 
 
 def onnx_bytes(module: nn.Module, inputs: Tensor) -> bytes:

@@ -177,7 +177,7 @@ def complete_fit(
         for column, name in BASELINE_ALGORITHMS.items()
     } | {"personal": trained}
     roster = exchange.roster
-    losses = {name: test_losses(one, roster) for name, one in who.items()}
+    losses = {name: test_losses(models, roster) for name, models in who.items()}
     known = {name: compute_metrics(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
     clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
     rounds = rounds_frame(job, state.records)

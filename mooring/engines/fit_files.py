@@ -33,7 +33,7 @@ from mooring.runs.table_schemas import rounds_table
 
 def initial_files(job: Job) -> dict[str, bytes]:
     """The files that a run directory appears with."""
-    files = {RUN_FILE: run_bytes(job.run), **copy_files(user_code_specs(job.run), job.kept)}
+    files = {RUN_FILE: run_bytes(job.run), **copy_files(user_code_specs(job.run), job.copies)}
     if job.clients.schema is not None:
         files[SCHEMA_FILE] = json_bytes(job.clients.schema.model_dump(mode="json"))
     if job.clients.placement is not None:
@@ -68,8 +68,12 @@ def digest_inputs(job: Job) -> JsonObject:
 def check_same_data(directory: RunDirectory, job: Job) -> None:
     """The rows must be those that the run began with; a finished run must be whole."""
     changed = "has changed since the run began; start a new run"
-    mine = job.clients.schema
-    if mine is not None and (directory.path / SCHEMA_FILE).exists() and directory.schema.get("digest") != mine.digest:
+    schema = job.clients.schema
+    if (
+        schema is not None
+        and (directory.path / SCHEMA_FILE).exists()
+        and directory.schema.get("digest") != schema.digest
+    ):
         raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
     was = directory.inputs
     if was and was.get("rows") != digest_inputs(job).get("rows"):

@@ -92,10 +92,10 @@ class FitResult:
     def __repr__(self) -> str:
         """Ten lines at most: what was trained, its scores, some clients, where it lies."""
         summary, clients = self.summary, self.clients
-        kept = summary[f"{summary['checkpoint']}_round"]
+        stored_round = summary[f"{summary['checkpoint']}_round"]
         lines = [
             f"{self.trained.algorithm.name} on {self.job.clients.title or 'clients'}: {len(clients)} clients, "
-            f"{summary['last_round']} rounds (kept: {kept})",
+            f"{summary['last_round']} rounds (kept: {stored_round})",
             *describe_scores(summary),
             *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._few()),
             *(

@@ -16,23 +16,23 @@ MIN_CLIENT_ROWS = 5  # rows that a client may have without being asked about
 Ask = Callable[..., Any]  # (question, default=...) -> answer
 
 
-def write_run_file(source: str, name: str, said: NamedValues, ask: Ask | None) -> str:
+def write_run_file(source: str, name: str, options: NamedValues, ask: Ask | None) -> str:
     """The text of a run file called `name`. What `said` leaves open is asked with a guess, or refused without `ask`."""
     if source.endswith(".toml"):
         raise RequestError(f"{source} is a run file already; give a table.")
     table = read_source(source)
-    found = describe_columns(table.frame)
-    client = said["client"] or table.client
+    columns = describe_columns(table.frame)
+    client = options["client"] or table.client
     if client is None:
         client = ask_column(
-            ask, "client", "Which column identifies the client?", guess_client_columns(found, len(table.frame))
+            ask, "client", "Which column identifies the client?", guess_client_columns(columns, len(table.frame))
         )
     require_column(table.frame, client, "client", table.title)
-    target = said["target"] or table.target
+    target = options["target"] or table.target
     if target is None:
-        target = ask_column(ask, "target", "Which column should be predicted?", guess_target_columns(found, client))
+        target = ask_column(ask, "target", "Which column should be predicted?", guess_target_columns(columns, client))
     require_column(table.frame, target, "target", table.title)
-    drop_small = said["drop_small"]
+    drop_small = options["drop_small"]
     sizes = table.frame[client].value_counts()
     small = int((sizes < MIN_CLIENT_ROWS).sum())
     if drop_small is None and small and ask is not None:

@@ -165,7 +165,7 @@ def finish_round(training: Training, request: RoundRequest, replies: Replies) ->
         replies = callback.on_replies(training, request, replies)
     accepted = replies.who
     if len(accepted):
-        mean, round = next(filter(None, (one.aggregate(training, request, replies) for one in training.callbacks)))
+        mean, round = next(filter(None, (hook.aggregate(training, request, replies) for hook in training.callbacks)))
         state.server = algorithm.server_update(state.server, mean, round)
         exchange.accept(accepted, round)
     _note_missing(training, request, replies)

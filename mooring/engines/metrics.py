@@ -48,9 +48,9 @@ def compute_metrics(task: Task, clients: Clients, models: Tensor | None, part: s
     return class_metrics(task, clients.kind, y, prediction, owner, len(rows))
 
 
-def overall_class_metrics(task: Task, kind: str, found: list[Predictions]) -> dict[str, float]:
+def overall_class_metrics(task: Task, kind: str, predictions: list[Predictions]) -> dict[str, float]:
     """Measures of all rows together, of answers about classes or labels."""
-    y, prediction, owner = concatenate_predictions(found)
+    y, prediction, owner = concatenate_predictions(predictions)
     return class_metrics(task, kind, y, prediction, np.zeros_like(owner), 1).overall
 
 
@@ -59,14 +59,14 @@ def predict_all(task: Task, models: Tensor, rows: Rows) -> Predictions:
     return concatenate_predictions(predict_blocks(task, models, rows))
 
 
-def concatenate_predictions(found: list[Predictions]) -> Predictions:
-    y, prediction, owner = (np.concatenate(column) for column in zip(*found))
+def concatenate_predictions(predictions: list[Predictions]) -> Predictions:
+    y, prediction, owner = (np.concatenate(column) for column in zip(*predictions))
     return y, prediction, owner
 
 
 def predict_blocks(task: Task, models: Tensor, rows: Rows) -> list[Predictions]:
     """Those of each block of clients that has rows."""
-    found: list[Predictions] = []
+    predictions: list[Predictions] = []
     for block in rows.blocks():
         some = rows.select(block)
         if int(some.size.sum()) == 0:
@@ -75,8 +75,8 @@ def predict_blocks(task: Task, models: Tensor, rows: Rows) -> list[Predictions]:
         real = (batch.weight > 0).numpy()
         with torch.no_grad():
             answer = task.predict(models[block], batch.x).double().numpy()
-        found.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), some.size.numpy())))
-    return found
+        predictions.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), some.size.numpy())))
+    return predictions
 
 
 def number_metrics(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
@@ -93,8 +93,8 @@ def number_metrics(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: 
                 "r2": r2,
             }
 
-    whole = measures(np.zeros(len(y), dtype=int), 1)
-    return MetricValues({name: float(value[0]) for name, value in whole.items()}, measures(owner, m))
+    overall = measures(np.zeros(len(y), dtype=int), 1)
+    return MetricValues({name: float(value[0]) for name, value in overall.items()}, measures(owner, m))
 
 
 def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
@@ -109,11 +109,11 @@ def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner:
         return MetricValues({}, {})
     with np.errstate(invalid="ignore", divide="ignore"):
         own = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
-    whole = {"accuracy": float(hit.mean())}
+    overall = {"accuracy": float(hit.mean())}
     if kind == BINARY:
         own["auc"] = auc(y, prob[:, 1], owner, m)
-        whole["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
-    return MetricValues(whole, own)
+        overall["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
+    return MetricValues(overall, own)
 
 
 def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarray:
@@ -127,26 +127,26 @@ def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarr
         return np.where(pairs > 0, right / pairs, np.nan)
 
 
-def improvement_pct(other: Any, mine: Any) -> Any:
+def improvement_pct(other: Any, loss: Any) -> Any:
     """How much lower a loss is than another, in percent of the other."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return 100 * (other - mine) / np.where(np.asarray(other) > 0, other, np.nan)
+        return 100 * (other - loss) / np.where(np.asarray(other) > 0, other, np.nan)
 
 
-def mean_improvement(rows: Any, other: Any, mine: Any, level: float = CONFIDENCE_LEVEL) -> dict[str, float] | None:
+def mean_improvement(rows: Any, other: Any, loss: Any, level: float = CONFIDENCE_LEVEL) -> dict[str, float] | None:
     """How much lower a mean loss over rows is than another, with Student's interval; clients are the units of chance.
 
     `other` and `mine` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
     no client has both. A loss falls by at most all of the other one, and so does the interval.
     """
-    rows, other, mine = (np.asarray(part, dtype=float) for part in (rows, other, mine))
-    seen = (rows > 0) & np.isfinite(other) & np.isfinite(mine)
-    rows, other, mine = rows[seen], other[seen], mine[seen]
+    rows, other, loss = (np.asarray(part, dtype=float) for part in (rows, other, loss))
+    seen = (rows > 0) & np.isfinite(other) & np.isfinite(loss)
+    rows, other, loss = rows[seen], other[seen], loss[seen]
     m, total = len(rows), rows.sum()
     if m == 0:
         return None
-    mean = float(rows @ (other - mine) / total)
-    residual = rows * (other - mine - mean)
+    mean = float(rows @ (other - loss) / total)
+    residual = rows * (other - loss - mean)
     error = float(np.sqrt(residual @ residual * m / (m - 1)) / total) if m > 1 else np.inf
     reach = float(stdtrit(max(m - 1, 1), (1 + level) / 2)) * error
     base = float(rows @ other / total)

@@ -138,8 +138,8 @@ class PersonalParts:
         state, message = self._algorithm.client_update(seen, client, task, data, round)
         if message is not None:
             after = self._alone.server_update(seen, message, round._replace(clients=1, cohort=1, weight=1.0))
-            kept = {name: getattr(after, name) for name in own}
-            own |= {name: part[:, self._personal] for name, part in kept.items() if part is not None}
+            personal = {name: getattr(after, name) for name in own}
+            own |= {name: part[:, self._personal] for name, part in personal.items() if part is not None}
         return self._with_own(state, own), self._map(message, lambda part: part[..., self._shared])
 
     def server_update(self, server: StateTree, mean: StateTree, round: Round) -> StateTree:
@@ -149,12 +149,12 @@ class PersonalParts:
             return full
 
         after = self._algorithm.server_update(server, self._map(mean, widen, len(self._shared)), round)
-        kept = {}
+        personal = {}
         for name in server._fields:
             if self._is_split(name, server) and getattr(after, name) is not None:
-                kept[name] = getattr(after, name).clone()
-                kept[name][self._personal] = getattr(server, name)[self._personal]
-        return after._replace(**kept)
+                personal[name] = getattr(after, name).clone()
+                personal[name][self._personal] = getattr(server, name)[self._personal]
+        return after._replace(**personal)
 
     def finetune(self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         own = self._own(client)

@@ -44,15 +44,15 @@ def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirec
         if method is not None:
             raise RequestError(f"{path} is no comparison; there is no method to choose, and {method!r} was asked for.")
         return directory, []
-    found = {row["method"]: row["validation_loss"] for row in directory.comparison["methods"]}
-    if method is not None and method not in found:
+    losses = {row["method"]: row["validation_loss"] for row in directory.comparison["methods"]}
+    if method is not None and method not in losses:
         raise RequestError(
-            f"{path}: unknown method '{method}'; it compares {', '.join(found)}.{suggest_name(method, found)}"
+            f"{path}: unknown method '{method}'; it compares {', '.join(losses)}.{suggest_name(method, losses)}"
         )
-    known = {name: loss for name, loss in found.items() if loss is not None and loss == loss}
-    best = method or min(known or found, key=lambda name: known.get(name, 0.0))
-    said = [] if method else [f"A comparison: the models are those of {best}, the best on validation rows."]
-    return directory.of_method(best), said
+    known = {name: loss for name, loss in losses.items() if loss is not None and loss == loss}
+    best = method or min(known or losses, key=lambda name: known.get(name, 0.0))
+    notes = [] if method else [f"A comparison: the models are those of {best}, the best on validation rows."]
+    return directory.of_method(best), notes
 
 
 def predict(
@@ -75,14 +75,14 @@ def predict(
     Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust_code` lets a run
     that a stranger made run the model file that it names.
     """
-    directory, said = choose_method(path, method)
+    directory, method_notes = choose_method(path, method)
     if trust_code:
         check_trusted_run(directory.run, directory.path, trust_code)
     task, schema = read_task_and_schema(directory)
     scores = None if interval is None else stored_intervals(directory)
     kinds = stored_recommendations(directory)
     frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path, scores, interval, kinds)
-    return frame, [*said, *notes]
+    return frame, [*method_notes, *notes]
 
 
 def stored_recommendations(directory: RunDirectory) -> dict[str, str]:
@@ -100,10 +100,10 @@ def name_recommendations(clients: pd.DataFrame) -> dict[str, str]:
 def stored_intervals(directory: RunDirectory) -> IntervalScores | None:
     """What a run keeps for prediction intervals."""
     if (directory.path / ADVICE_FILE).is_file():
-        found = directory.advice.get("intervals")
+        intervals = directory.advice.get("intervals")
     else:
-        found = directory.summary.get("intervals") if (directory.path / SUMMARY_FILE).is_file() else None
-    return None if found is None else IntervalScores.model_validate(found)
+        intervals = directory.summary.get("intervals") if (directory.path / SUMMARY_FILE).is_file() else None
+    return None if intervals is None else IntervalScores.model_validate(intervals)
 
 
 def predict_rows(
@@ -134,11 +134,11 @@ def predict_rows(
     known = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
     output: Any = None
     for place in np.unique(known):
-        mine = np.flatnonzero(known == place)
+        place_rows = np.flatnonzero(known == place)
         w = models.common if place < 0 or models.personal is None else models.personal[int(place)]
-        part = task.predict(w[None], torch.as_tensor(x[mine]).to(task.dtype)[None])[0].detach().double().numpy()
+        part = task.predict(w[None], torch.as_tensor(x[place_rows]).to(task.dtype)[None])[0].detach().double().numpy()
         output = np.full((len(owners), *part.shape[1:]), np.nan) if output is None else output
-        output[mine] = part
+        output[place_rows] = part
     if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network that says one logit
         output = np.stack([1 - output, output], 1)
     table_out = prediction_table(output, owners, schema)

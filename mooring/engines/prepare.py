@@ -49,7 +49,7 @@ class Job:
     own: Mapping[str, type[Algorithm[Any, Any, Any]]] = field(
         default_factory=dict
     )  # algorithms that were given as objects
-    kept: Path | None = None  # the run directory that has copies of the user's Python files
+    copies: Path | None = None  # the run directory that has copies of the user's Python files
 
     @property
     def plan(self) -> TrainingPlan:
@@ -58,7 +58,7 @@ class Job:
     def algorithms(self) -> list[Algorithm[Any, Any, Any]]:
         """The methods of the run; resolved ones take the resolved numbers."""
         asked = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
-        return [build(a.name, a.fields | (a.resolved or {}), self.kept, self.own) for a in asked]
+        return [build(a.name, a.fields | (a.resolved or {}), self.copies, self.own) for a in asked]
 
 
 def prepare(
@@ -67,15 +67,15 @@ def prepare(
     model: Any = None,
     loss: Any = None,
     own: Mapping[str, type[Algorithm[Any, Any, Any]]] | None = None,
-    kept: Path | None = None,
+    copies: Path | None = None,
 ) -> Job:
     """Load the data (or take `source`), build the task, fix the number of threads and the kernels.
 
     What no run file can hold comes beside it: data, a model and a loss in memory, algorithms of one's `own`. A run
-    that goes on is `kept` in its directory, with copies of the Python files that it names.
+    that goes on is `copies` in its directory, with copies of the Python files that it names.
     """
-    if kept is not None:
-        check_unchanged(user_code_specs(run), kept)
+    if copies is not None:
+        check_unchanged(user_code_specs(run), copies)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     check_unused_options(run, source)
@@ -86,15 +86,15 @@ def prepare(
             f"{clients.title or 'the data'}: there is one client only, '{clients.names[0]}'; a federation needs two or "
             "more. Check the client column."
         )
-    task = make_task(run, clients, model, loss, kept)
+    task = make_task(run, clients, model, loss, copies)
     if (
         isinstance(task, NetworkTask)
         and "units" not in run.task.fields
         and predicts_target_units(task, clients, run.training.seed)
     ):
         run = run.model_copy(update={"task": run.task.model_copy(update={"units": TARGET_UNITS})})
-        task = make_task(run, clients, model, loss, kept)
-    job = Job(run, clients, task, own or {}, kept)
+        task = make_task(run, clients, model, loss, copies)
+    job = Job(run, clients, task, own or {}, copies)
     run, task = choose_kernels(run, clients, task, job.algorithms())
     return replace(job, run=run, task=task)
 
@@ -184,16 +184,15 @@ def partition_options(run: RunFile) -> JsonObject:
     return {"seed": data_seed(run), **shares, **own}
 
 
-def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, kept: Path | None = None) -> Task:
-    """The task that the run file names, with the dtype of the data; a network's file is the copy in `kept` if there is
-    one."""
+def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, copies: Path | None = None) -> Task:
+    """The task that the run file names, with the dtype of the data; a network's file is the one in `copies`, if any."""
     about = run.task
     if about.model is not None and (model is None or isinstance(model, str)):
-        model = load_python(about.model, "model", kept)
+        model = load_python(about.model, "model", copies)
     if model is not None:
         if about.name not in (None, "module"):
             raise RequestError(f"a model is a task of its own; leave out task '{about.name}', or the model.")
-        return make_network_task(run, clients, model, loss, kept)
+        return make_network_task(run, clients, model, loss, copies)
     if about.name == "module":
         raise RequestError("task 'module' needs a model; give one as model = \"my_model.py:make\".")
     if run.training.device not in (None, "cpu"):
@@ -213,7 +212,7 @@ def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = Non
 
 
 def make_network_task(
-    run: RunFile, clients: Clients, model: Any, loss: Any = None, kept: Path | None = None
+    run: RunFile, clients: Clients, model: Any, loss: Any = None, copies: Path | None = None
 ) -> NetworkTask:
     """A network's task; its loss is the one asked for, or follows from the target."""
     about = run.task
@@ -223,7 +222,7 @@ def make_network_task(
         loss = about.loss
         if loss == IN_MEMORY:
             raise RequestError("the run's loss was in memory; pass it again from Python.")
-        loss = load_python(loss, "loss", kept) if loss is not None and is_spec(loss) else loss
+        loss = load_python(loss, "loss", copies) if loss is not None and is_spec(loss) else loss
     make, units = model_factory(model, clients), about.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": about.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
     fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}

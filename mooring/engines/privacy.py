@@ -76,12 +76,12 @@ class PrivateMean:
     def mean(self, message: StateTree, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> StateTree:
         """The noisy sum of the clipped messages of `who`, with shares p / sum p of the whole cohort that was asked."""
         share = p.double() / p.double().sum()
-        mine = share[torch.isin(cohort, who)]
+        shares = share[torch.isin(cohort, who)]
         safe = flatten_messages(clip_messages(message, self.clip))
-        total = (mine[:, None] * safe.double()).sum(0)
+        total = (shares[:, None] * safe.double()).sum(0)
         digest = hashlib.blake2b(key=self.key, digest_size=32)
         digest.update(f"{t} {safe.dtype} {tuple(safe.shape)}".encode())
-        for part in (safe, mine, cohort):
+        for part in (safe, shares, cohort):
             digest.update(part.contiguous().numpy().tobytes())
         self._enter(t, digest.hexdigest(), cohort)
         sigma = self.noise * self.clip * float(share.max())
@@ -102,8 +102,8 @@ class PrivateMean:
 
     def _open(self, directory: Path) -> None:
         if (directory / LEDGER_FILE).exists():
-            found = read_json(directory / LEDGER_FILE)
-            self.taken, self.entries = np.array(found["taken"], dtype=np.int64), found["releases"]
+            ledger = read_json(directory / LEDGER_FILE)
+            self.taken, self.entries = np.array(ledger["taken"], dtype=np.int64), ledger["releases"]
         if (directory / NOISE_KEY_FILE).exists():
             self.key = bytes.fromhex(read_json(directory / NOISE_KEY_FILE)["key"])
         else:

@@ -55,10 +55,10 @@ def check_replies(message: StateTree, who: Tensor, pattern: Any = None, usual: f
     """
     refused: dict[int, str] = {}
     if isinstance(message, list):
-        wrong = [describe_mismatch(one, pattern) for one in message]
+        wrong = [describe_mismatch(reply, pattern) for reply in message]
         refused = {int(place): why for place, why in zip(who, wrong) if why}
         message = stack_states(
-            [one for one, why in zip(message, wrong) if not why] or [select(pattern, torch.arange(0))]
+            [reply for reply, why in zip(message, wrong) if not why] or [select(pattern, torch.arange(0))]
         )
         who = who[torch.tensor([not why for why in wrong], dtype=torch.bool)]
     good = torch.ones(len(who), dtype=torch.bool)
@@ -69,8 +69,8 @@ def check_replies(message: StateTree, who: Tensor, pattern: Any = None, usual: f
         known = size[finite]
         most = MAX_SIZE_FACTOR * max(float(known.median()) if len(known) >= MIN_REPLIES_FOR_MEDIAN else 0.0, usual, 1.0)
         absurd = finite & (size > most) & (len(known) >= MIN_REPLIES_FOR_MEDIAN)
-        for place, found in zip(who[absurd].tolist(), size[absurd].tolist()):
-            refused[place] = f"its reply holds {found:.3g}, where {most / MAX_SIZE_FACTOR:.3g} is usual"
+        for place, norm in zip(who[absurd].tolist(), size[absurd].tolist()):
+            refused[place] = f"its reply holds {norm:.3g}, where {most / MAX_SIZE_FACTOR:.3g} is usual"
         good &= finite & ~absurd
     return CheckedReplies(who[good], message if bool(good.all()) else select(message, good), refused)
 
@@ -85,21 +85,21 @@ def describe_mismatch(message: StateTree, pattern: Any) -> str | None:
     if isinstance(pattern, Tensor) or pattern is None:
         return _unlike("its reply", message, pattern)
     if not hasattr(message, "_fields") or message._fields != pattern._fields:
-        found = ", ".join(getattr(message, "_fields", ())) or type(message).__name__
-        return f"its reply is made of {found} where {', '.join(pattern._fields)} is right"
-    told = (_unlike(f"{name} in its reply", *pair) for name, *pair in zip(pattern._fields, message, pattern))
-    return next(filter(None, told), None)
+        received = ", ".join(getattr(message, "_fields", ())) or type(message).__name__
+        return f"its reply is made of {received} where {', '.join(pattern._fields)} is right"
+    differences = (_unlike(f"{name} in its reply", *pair) for name, *pair in zip(pattern._fields, message, pattern))
+    return next(filter(None, differences), None)
 
 
-def _unlike(what: str, found: Any, right: Tensor | None) -> str | None:
+def _unlike(what: str, value: Any, right: Tensor | None) -> str | None:
     if right is None:
-        return None if found is None else f"{what} is a {type(found).__name__} where nothing is right"
-    if not isinstance(found, Tensor):
-        return f"{what} is a {type(found).__name__} where numbers are right"
-    if found.dtype != right.dtype:
-        return f"{what} holds {found.dtype} where {right.dtype} is right"
-    if found.shape != right.shape:
-        return f"{what} has the shape {list(found.shape[1:])} where {list(right.shape[1:])} is right"
+        return None if value is None else f"{what} is a {type(value).__name__} where nothing is right"
+    if not isinstance(value, Tensor):
+        return f"{what} is a {type(value).__name__} where numbers are right"
+    if value.dtype != right.dtype:
+        return f"{what} holds {value.dtype} where {right.dtype} is right"
+    if value.shape != right.shape:
+        return f"{what} has the shape {list(value.shape[1:])} where {list(right.shape[1:])} is right"
     return None
 
 
@@ -142,9 +142,9 @@ def cap_shares(p: Tensor, most: float | None) -> Tensor:
     held = torch.zeros(len(p), dtype=torch.bool)
     while bool((share > most * (1 + 1e-12)).any()):
         held |= share >= most
-        rest = 1 - most * int(held.sum())
+        remaining_share = 1 - most * int(held.sum())
         free = torch.where(held, 0.0, p.double())
-        share = torch.where(held, most, free / free.sum() * rest)
+        share = torch.where(held, most, free / free.sum() * remaining_share)
     return share
 
 

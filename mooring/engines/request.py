@@ -59,27 +59,27 @@ def request(
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
         table["task"] = given["task"]  # another task: the file's settings are not for it
-    known = [one | {"name": absolute_spec(one["name"])} for one in listed_methods(file)]
+    known = [entry | {"name": absolute_spec(entry["name"])} for entry in listed_methods(file)]
     is_network = table["task"].get("model") is not None or table["task"].get("name") == "module"
     if rules.methods == "one":
         ready = [method_to_fit(known, algorithm, settings or {}, is_network)]
     else:
         ready = methods_to_compare(known, methods, settings or {}) if rules.methods == "several" else []
     if any(table[section] != file.get(section) for section in table) or ready != known:
-        ready = [{key: value for key, value in one.items() if key != "resolved"} for one in ready]
+        ready = [{key: value for key, value in entry.items() if key != "resolved"} for entry in ready]
     own = user_classes([algorithm, *(methods or [])])
-    asked_for = [normalize_name(absolute_spec(str(one).split(" ")[0])) for one in (algorithm, *(methods or []))]
-    mine = [*given["task"].values(), *asked_for, *own]
+    asked_for = [normalize_name(absolute_spec(str(entry).split(" ")[0])) for entry in (algorithm, *(methods or []))]
+    passed = [*given["task"].values(), *asked_for, *own]
     if file:
-        rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
-        code = [*rest["task"].values(), *(one["name"] for one in ready if one["name"] not in mine)]
-        check_trusted_files(code, rest["data"] if reads_source else {}, source, Path(source).parent, trust_code)
+        file_values = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
+        code = [*file_values["task"].values(), *(entry["name"] for entry in ready if entry["name"] not in passed)]
+        check_trusted_files(code, file_values["data"] if reads_source else {}, source, Path(source).parent, trust_code)
     check_trusted_files(
-        mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust_code=True
+        passed, given["data"] if file else {**given["data"], "source": source}, "this call", trust_code=True
     )
-    for one in ready:  # a wrong field is told before any data are read
-        if one["name"] not in own:
-            build(one["name"], {k: v for k, v in one.items() if k not in ("name", "resolved")})
+    for entry in ready:  # a wrong field is told before any data are read
+        if entry["name"] not in own:
+            build(entry["name"], {k: v for k, v in entry.items() if k not in ("name", "resolved")})
     for key in ("model", "loss"):
         if key in table["task"]:
             table["task"][key] = absolute_spec(table["task"][key])
@@ -122,7 +122,9 @@ def has_advise_purpose(path: str | Path) -> bool:
 def user_code_specs(run: RunFile) -> list[str]:
     """The user's own Python files that a run names, as "my_file.py:thing"."""
     methods = [run.algorithm] if run.algorithm else run.algorithms or []
-    return [str(spec) for spec in (run.task.model, run.task.loss, *(one.name for one in methods)) if is_spec(spec)]
+    return [
+        str(spec) for spec in (run.task.model, run.task.loss, *(method.name for method in methods)) if is_spec(spec)
+    ]
 
 
 def check_trusted_run(run: RunFile, folder: Path, trust_code: bool = False) -> None:
@@ -136,12 +138,12 @@ def check_trusted_files(
     where: str | Path,
     folder: Path = Path(),
     trust_code: bool = False,
-    kept: Path | None = None,
+    copies: Path | None = None,
 ) -> None:
-    """The code that "my_file.py:thing" names among some words, from the copy in `kept` where there is one, and the data
-    of a section [data]; names of data sets are no files."""
-    specs = add_imported_files([spec for spec in code if is_spec(spec)], kept)
-    scripts = [str(find_copy(kept, spec) or spec.rpartition(":")[0]) for spec in specs]
+    """The code that "my_file.py:thing" names among some words, from `copies` where it is there, and the data of a
+    section [data]; names of data sets are no files."""
+    specs = add_imported_files([spec for spec in code if is_spec(spec)], copies)
+    scripts = [str(find_copy(copies, spec) or spec.rpartition(":")[0]) for spec in specs]
     named = [data.get("source"), data.get("data_dir")]
     files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_dataset_name(name)]
     check_trusted(where, folder, scripts, map(str, files), trust_code)
@@ -169,8 +171,8 @@ def group_by_section(options: NamedValues, model: Any = None) -> dict[str, Table
                 raise RequestError(
                     f"a model is a task of its own; leave out task '{out['task']['name']}', or the model."
                 )
-            found = spec_of(value)
-            out["task"] |= {"name": "module"} if found is None else {"model": found}
+            spec = spec_of(value)
+            out["task"] |= {"name": "module"} if spec is None else {"model": spec}
         elif name == "loss" and callable(value):
             out["task"]["loss"] = spec_of(value) or IN_MEMORY
         else:
@@ -197,7 +199,7 @@ def listed_methods(file: Tables) -> list[Tables]:
 
 def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm[Any, Any, Any]]]:
     """The classes of the algorithms among these that were given as objects, by the names that run files give them."""
-    return {reference_of(one): type(one) for one in algorithms if isinstance(one, Algorithm)}
+    return {reference_of(algorithm): type(algorithm) for algorithm in algorithms if isinstance(algorithm, Algorithm)}
 
 
 def method_to_fit(
@@ -205,7 +207,7 @@ def method_to_fit(
 ) -> Tables:
     """The section [algorithm]: what is asked for, the run file's, or the usual method."""
     if algorithm is None and len(known) > 1:
-        names = ", ".join(one["name"] for one in known)
+        names = ", ".join(entry["name"] for entry in known)
         raise RequestError(f"the run file lists several methods ({names}); choose one by --algorithm.")
     if algorithm is None:
         usual = DEFAULT_NETWORK_ALGORITHM if network else {"name": DEFAULT_ALGORITHM}
@@ -224,9 +226,11 @@ def method_to_fit(
 def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: NamedValues) -> list[Tables]:
     """The sections [[algorithms]]: what is asked for, the run file's (a lone one beside its referees), or the usual."""
     if methods is None:
-        mine = [one["name"] for one in known]
+        listed = [section["name"] for section in known]
         methods = (
-            mine or DEFAULT_METHODS if len(mine) != 1 else [*(n for n in ("local", "pooled") if n not in mine), *mine]
+            listed or DEFAULT_METHODS
+            if len(listed) != 1
+            else [*(n for n in ("local", "pooled") if n not in listed), *listed]
         )
     out: list[Tables] = []
     for method in methods if len(known) < 2 else dict.fromkeys(methods):
@@ -234,8 +238,8 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
             name, *words = method.split() if not is_spec(method) else [method]
             given = rename_lr(settings.get(name, {}) | parse_assignments(words))
             name = normalize_name(absolute_spec(name))
-            mine_too = [one for one in known if one["name"] == name] or [{"name": name}]
-            out += [one | given for one in mine_too]
+            mine_too = [section for section in known if section["name"] == name] or [{"name": name}]
+            out += [section | given for section in mine_too]
         else:
             out.append({"name": reference_of(method), **hyperparameters(method)})
     unused = sorted(set(settings) - {method.split()[0] for method in methods if isinstance(method, str)})

@@ -35,9 +35,9 @@ class SimulationResult(NamedTuple):
 
     def models(self, which: str = LAST) -> Tensor:
         """[m, d]: what every client deploys after the last or the best round."""
-        found = collect_models(self.outcome, self.exchange, self.plan, which)
-        assert found is not None  # the simulator has them all
-        return found
+        models = collect_models(self.outcome, self.exchange, self.plan, which)
+        assert models is not None  # the simulator has them all
+        return models
 
 
 class RoundSnapshot(NamedTuple):
@@ -86,8 +86,8 @@ def simulation_steps(
 
 
 @wraps(simulation_steps)
-def simulate(*given: Any, **more: Any) -> SimulationResult:
-    return run_steps(simulation_steps(*given, **more))
+def simulate(*given: Any, **options: Any) -> SimulationResult:
+    return run_steps(simulation_steps(*given, **options))
 
 
 simulate.__doc__ = """Train on clients in this process. `watch` sees every round, and returns True to end the run.

@@ -96,8 +96,8 @@ class Simulator:
 
     def accept(self, who: Tensor, round: Round) -> None:
         cohort, states = self._pending
-        kept = torch.isin(cohort, who)
-        self.states.put(who, states if bool(kept.all()) else select(states, kept), round.t)
+        accepted = torch.isin(cohort, who)
+        self.states.put(who, states if bool(accepted.all()) else select(states, accepted), round.t)
         self._pending = None
 
     def mark_best(self, round: Round) -> None:
@@ -114,15 +114,15 @@ class Simulator:
                 answers.extend(metrics.predict_blocks(self.task, w, rows["test"].select(block)))
             return tuple(local_update.mean_risk(self.task, w, rows[part].select(block)) for part in parts)
 
-        found = map_blocks(self._blocks(), risks)
-        told = {"test": metrics.overall_class_metrics(self.task, self.clients.kind, answers)} if answers else {}
-        return {part: Scores(risk, rows[part].size, told.get(part, {})) for part, risk in zip(parts, found)}
+        losses = map_blocks(self._blocks(), risks)
+        overall = {"test": metrics.overall_class_metrics(self.task, self.clients.kind, answers)} if answers else {}
+        return {part: Scores(risk, rows[part].size, overall.get(part, {})) for part, risk in zip(parts, losses)}
 
     def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.finetunes:
-            one = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            first = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
             shared = self.algorithm.global_model(server)
-            if one is shared:  # the same for all: a view, not a copy for everyone
+            if first is shared:  # the same for all: a view, not a copy for everyone
                 return shared.expand(len(self.clients), -1)
         return map_blocks(self._blocks(), lambda block: self._deployed(server, round, at, block))
 

@@ -96,20 +96,20 @@ def run_together(runs: Sequence[TrainingSteps[Any]], filled: bool = False) -> li
     """
     clocks = [_Clocked(run, place) for place, run in enumerate(runs)]
     going, failure = list(clocks), None
-    replies: list[tuple[_Clocked, Replies | None, float]] = [(one, None, 0.0) for one in clocks]
+    replies: list[tuple[_Clocked, Replies | None, float]] = [(clock, None, 0.0) for clock in clocks]
     while replies:
-        for one, reply, share in replies:
+        for clock, reply, share in replies:
             try:
-                if one in going:
-                    one.go_on(reply, share)
+                if clock in going:
+                    clock.go_on(reply, share)
             except Exception as error:
-                going, failure = going[: going.index(one)], error
-        going = [one for one in going if one.ask is not None]
+                going, failure = going[: going.index(clock)], error
+        going = [clock for clock in going if clock.ask is not None]
         groups, places = _next_groups(going), len(runs) if filled else 0
         replies = [answer for group in groups for answer in _visited(group, len(runs) == 1, places)]
     if failure is not None:
         raise failure
-    return [(one.found, one.seconds) for one in clocks]
+    return [(clock.found, clock.seconds) for clock in clocks]
 
 
 class _Clocked:
@@ -136,12 +136,12 @@ class _Clocked:
 
 def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
     """Those that are furthest behind, as many as are worth it of those that can be visited together in one group."""
-    first = min((one.ask.round.t for one in runs), default=0)
+    first = min((run.ask.round.t for run in runs), default=0)
     alike: dict[Any, list[_Clocked]] = {}
-    for one in runs:
-        if one.ask.round.t == first:
-            at = one.ask.exchange
-            alike.setdefault((_likeness(at.algorithm), id(at.task), id(at.clients.train)), []).append(one)
+    for run in runs:
+        if run.ask.round.t == first:
+            at = run.ask.exchange
+            alike.setdefault((_likeness(at.algorithm), id(at.task), id(at.clients.train)), []).append(run)
     groups = []
     for group in alike.values():
         most = _most(group[0].ask)
@@ -158,16 +158,16 @@ def _visited(group: list[_Clocked], alone: bool, places: int) -> list[tuple[_Clo
     """Everyone's replies, and its share of the seconds; a lone run's visit is a common one all the same, unless it
     is `alone` from the beginning to the end. Of so many `places` those without a run are filled."""
     begin = time.perf_counter()
-    asks = [one.ask for one in group]
+    asks = [run.ask for run in group]
     if alone or not _sweepable(asks[0].exchange.algorithm) or _most(asks[0]) == 1:
         replies = [ask.answer() for ask in asks]
     elif places:
-        seats = {one.place: one.ask for one in group}
+        seats = {run.place: run.ask for run in group}
         replies = update_cohorts_together([seats.get(place, asks[0]) for place in range(places)], sorted(seats))
     else:
         replies = update_cohorts_together(asks)
     share = (time.perf_counter() - begin) / len(group)
-    return [(one, reply, share) for one, reply in zip(group, replies)]
+    return [(run, reply, share) for run, reply in zip(group, replies)]
 
 
 def update_cohorts_together(asks: Sequence[RoundRequest], wanted: Sequence[int] | None = None) -> list[Replies]:
@@ -187,16 +187,18 @@ def update_cohorts_together(asks: Sequence[RoundRequest], wanted: Sequence[int] 
     )
     states = stack_states([exchange.states.take(cohort) for exchange, cohort in zip(exchanges, cohorts)])
     numbers = {
-        name: torch.tensor([float(getattr(one.algorithm, name)) for one in exchanges], dtype=torch.float64)
+        name: torch.tensor(
+            [float(getattr(each_exchange.algorithm, name)) for each_exchange in exchanges], dtype=torch.float64
+        )
         for name in first.algorithm.per_client_fields
     }
     meters: list[CostMeter] = []
 
     def stay(block: Tensor) -> tuple[Any, Any]:
-        mine, meter = owner[block], CostMeter()
+        owners, meter = owner[block], CostMeter()
         meters.append(meter)
-        algorithm = _with(first.algorithm, {name: values[mine] for name, values in numbers.items()})
-        clients, server = select(states, block), select(servers, mine)
+        algorithm = _with(first.algorithm, {name: values[owners] for name, values in numbers.items()})
+        clients, server = select(states, block), select(servers, owners)
         return local_update.client_update(
             algorithm, first.task, server, clients, data.select(block), asks[0].round, meter
         )
@@ -206,13 +208,13 @@ def update_cohorts_together(asks: Sequence[RoundRequest], wanted: Sequence[int] 
         blocks = [(run + block).flatten() for block in first.data.train.select(cohorts[0]).blocks(first.chunk)]
     else:
         blocks = data.train.blocks(first.chunk)
-    found, message = map_blocks(blocks, stay, map_threads)
-    whole = CostMeter()
+    new_states, message = map_blocks(blocks, stay, map_threads)
+    total_cost = CostMeter()
     for meter in meters:
-        whole.add(meter)
-    own = CostMeter(whole.samples // len(asks), whole.gradients // len(asks))
+        total_cost.add(meter)
+    own = CostMeter(total_cost.samples // len(asks), total_cost.gradients // len(asks))
     return [
-        exchanges[r].replied(cohorts[r], select(found, owner == r), select(message, owner == r), own)
+        exchanges[r].replied(cohorts[r], select(new_states, owner == r), select(message, owner == r), own)
         for r in (range(len(asks)) if wanted is None else wanted)
     ]
 
@@ -228,10 +230,10 @@ def _likeness(algorithm: AnyAlgorithm) -> Any:
     """Equal for algorithms whose visits can be one."""
     if not _sweepable(algorithm):
         return id(algorithm)
-    theirs = (
+    shared = (
         {field.name for field in fields(algorithm)} - set(algorithm.per_client_fields) - set(algorithm.server_fields)
     )
-    return type(algorithm), tuple((name, repr(getattr(algorithm, name))) for name in sorted(theirs))
+    return type(algorithm), tuple((name, repr(getattr(algorithm, name))) for name in sorted(shared))
 
 
 def _row(server: StateTree) -> Any:

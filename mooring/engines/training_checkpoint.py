@@ -43,28 +43,28 @@ def add_seconds(records: list[JsonObject], directory: RunDirectory) -> list[Json
     except DamagedFile:
         known = []
     took = [float("nan") if second is None else second for second in known]
-    return [{**one, "seconds": took[k] if k < len(took) else float("nan")} for k, one in enumerate(records)]
+    return [{**record, "seconds": took[k] if k < len(took) else float("nan")} for k, record in enumerate(records)]
 
 
 def restore_training(
     directory: RunDirectory, server: StateTree, exchange: Exchange
 ) -> tuple[TrainingState, str | None]:
     """The progress of the latest whole checkpoint, clients included, and a note if a newer one was damaged."""
-    found = checkpoint.read_latest_checkpoint(directory.path)
-    if found is None:
+    stored = checkpoint.read_latest_checkpoint(directory.path)
+    if stored is None:
         return TrainingState(server), None
     checkpoint.drop_old(directory.path)
-    meta = found.meta
+    meta = stored.meta
     known = {name: meta[name] for name in PLAIN_FIELDS if name in meta}  # earlier versions knew fewer
-    progress = TrainingState(unflatten(server, "server", found.tensors), **known)
+    progress = TrainingState(unflatten(server, "server", stored.tensors), **known)
     progress.records = add_seconds(meta["records"], directory)
     progress.best = float("inf") if meta["best"] is None else meta["best"]
     for name in CLIENT_FIELDS:
         setattr(progress, name, {int(client): what for client, what in meta.get(name, {}).items()})
     if progress.best_round:
-        progress.best_server = unflatten(server, "best_server", found.tensors)
+        progress.best_server = unflatten(server, "best_server", stored.tensors)
     named = {
-        name[len(CLIENT_PREFIX) :]: tensor for name, tensor in found.tensors.items() if name.startswith(CLIENT_PREFIX)
+        name[len(CLIENT_PREFIX) :]: tensor for name, tensor in stored.tensors.items() if name.startswith(CLIENT_PREFIX)
     }
     exchange.restore(named)
-    return progress, found.note
+    return progress, stored.note

@@ -22,13 +22,13 @@ AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic"
 def classes_by_name() -> dict[str, type[Task]]:
     """Every task class by its name, found by folder."""
     folder = importlib.import_module("mooring.tasks")
-    found: dict[str, type[Task]] = {}
+    classes: dict[str, type[Task]] = {}
     for module in pkgutil.iter_modules(folder.__path__):
         if module.name not in NOT_TASKS:
             for thing in vars(importlib.import_module(f"mooring.tasks.{module.name}")).values():
                 if isinstance(thing, type) and Task in thing.__mro__ and "name" in vars(thing):
-                    found[vars(thing)["name"]] = thing
-    return dict(sorted(found.items()))
+                    classes[vars(thing)["name"]] = thing
+    return dict(sorted(classes.items()))
 
 
 def names() -> list[str]:

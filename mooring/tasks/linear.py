@@ -95,10 +95,10 @@ class Linear(Task):
 
     def _step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         residual = (batch.weight * move.rate) * (self.predict(v, batch.x) - batch.y)
-        kept = move.keep(v, self.ridge)
-        v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=kept, alpha=-1)
+        factor = move.keep(v, self.ridge)
+        v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=factor, alpha=-1)
         if self.intercept:
-            v[:, -1].mul_(kept).sub_(residual.sum(1))
+            v[:, -1].mul_(factor).sub_(residual.sum(1))
         move.add(v)
 
     def solve(self, batch: Batch | Quadratic) -> Tensor:
@@ -116,11 +116,14 @@ class Linear(Task):
         """
         q = self._condensed(batch)
         pull = broadcast_per_client(lam, q.moment)
-        told = _across(q, q.moment) * (q.values > 0)  # what is left of the moment in unseen directions is rounding
+        # What is left of the moment in unseen directions is rounding.
+        moment = _across(q, q.moment) * (q.values > 0)
         if pull.ndim < 2 or pull.shape[1] == 1:
-            return _along(q, _over(told + pull * _across(q, center.expand_as(q.moment)), q.values + self.ridge + pull))
+            return _along(
+                q, _over(moment + pull * _across(q, center.expand_as(q.moment)), q.values + self.ridge + pull)
+            )
         system = self.hessian(center, q) + torch.diag_embed(pull)
-        target = _along(q, told) + pull * center
+        target = _along(q, moment) + pull * center
         if bool((pull + self.ridge > 0).all()):
             return torch.cholesky_solve(target[..., None], torch.linalg.cholesky(system))[..., 0]
         values, vectors = torch.linalg.eigh(system)

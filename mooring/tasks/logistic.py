@@ -108,11 +108,11 @@ class Logistic(Task):
 
     def _step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         scored = self._residual(self.logits(v, batch.x), batch.y).mul_((batch.weight * move.rate)[..., None])
-        kept = move.keep(v, self.ridge)
+        factor = move.keep(v, self.ridge)
         slopes = v[:, : self.features * self.scores].view(-1, self.features, self.scores)
-        slopes.baddbmm_(batch.x.mT, scored, beta=kept, alpha=-1)
+        slopes.baddbmm_(batch.x.mT, scored, beta=factor, alpha=-1)
         if self.intercept:
-            v[:, -self.scores :].mul_(kept).sub_(scored.sum(1))
+            v[:, -self.scores :].mul_(factor).sub_(scored.sum(1))
         move.add(v)
 
     def hessian_product(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:

@@ -74,17 +74,17 @@ def run_local_steps(
     begin = begin if begin.stride(0) else begin[:1]
     small = [array.contiguous().numpy() for array in (begin, held, towards)]
     share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
-    features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]
+    features, pool_arrays = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]
     apart = held.shape[1] > 1 or towards.shape[1] > 0  # coefficients differ in how they are held
     width = (place.shape[2] + VECTOR - 1) // VECTOR * VECTOR
     room = [(scores, features), (scores,), (scores, width), (2, width)]
     room += [(scores if apart else 0, features + 1)] * 2
 
     def work(part: slice) -> None:
-        mine = [array if len(array) == 1 else array[part] for array in small]
+        own = [array if len(array) == 1 else array[part] for array in small]
         steps = (np.ascontiguousarray(array[:, part]) for array in (place, n, rate, share))
         scratch = (v.new_zeros(shape).numpy() for shape in room)  # PyTorch's memory begins where a line of it does
-        kernel()(v.numpy()[part], *whole, *steps, *mine, link, *scratch)
+        kernel()(v.numpy()[part], *pool_arrays, *steps, *own, link, *scratch)
 
     threads = min(torch.get_num_threads(), len(v))
     ends = np.linspace(0, len(v), threads + 1).astype(int)
@@ -303,7 +303,7 @@ def kernel() -> Any:
     @inner
     def residual(z, room, y, index, m, g, link):  # type: ignore[no-untyped-def]
         """From the scores of m rows to g times the loss's slopes at them, 0 behind the last one."""
-        one = z.dtype.type(1)
+        unit = z.dtype.type(1)
         if link == SOFTMAX:
             softmax(z, room[0], room[1], g)
             for r in range(m):
@@ -311,7 +311,7 @@ def kernel() -> Any:
         else:
             for r in range(m):
                 target = z.dtype.type(y[index[r]])
-                value = one / (one + np.exp(-z[0, r])) if link == SIGMOID else z[0, r]  # exp may be infinite: then 0
+                value = unit / (unit + np.exp(-z[0, r])) if link == SIGMOID else z[0, r]  # exp may be infinite: then 0
                 z[0, r] = g * (value - target)
         for r in range(m, z.shape[1]):
             for k in range(len(z)):

@@ -72,8 +72,8 @@ def stay(
     holds = [ClientPull(*pair) for pair in zip(client_rows(held, len(v)), client_rows(towards, len(v)))]
     if len(held) == len(towards) == 1:
         holds = holds[:1] * len(v)
-    for c, (start, mine) in enumerate(zip(client_rows(begin, len(v)), holds)):
-        work(start, v[c], mine, rows.x, steps(c))
+    for c, (start, pull_terms) in enumerate(zip(client_rows(begin, len(v)), holds)):
+        work(start, v[c], pull_terms, rows.x, steps(c))
 
 
 def mix(
@@ -168,14 +168,14 @@ def make_module_update(module: nn.Module, places: dict[str, slice], loss: Loss) 
         for rate, index, y in steps:
             if not rate:
                 continue
-            found: Any = [None] * len(parts)
+            grads: Any = [None] * len(parts)
             if len(y):
                 with torch.enable_grad():
-                    found = torch.autograd.grad(
+                    grads = torch.autograd.grad(
                         loss(own(pool.index_select(0, index)), y).mean(), leaves, allow_unused=True
                     )
             with torch.no_grad():
-                for part, slope, (held, towards) in zip(leaves, found, pulls):
+                for part, slope, (held, towards) in zip(leaves, grads, pulls):
                     factor = shrink_in_place(part, rate, held)
                     if factor != 1:
                         part.mul_(factor)

@@ -81,9 +81,9 @@ class Workplace:
         bent = np.array([stage.kind is RELU for stage in net.stages])
         at = rows * (np.cumsum(self.inputs) - self.inputs)  # of what goes into each layer
         direct = np.array([by_hand(*pair) for pair in zip(self.inputs, self.outputs)])
-        told = np.zeros(6, np.int64), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
+        buffers = np.zeros(6, np.int64), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
         nought = self.like.new_zeros(AT_ONCE).numpy()
-        self.shape = (begins, self.inputs, self.outputs, biases, bent, at, *told, direct, nought)
+        self.shape = (begins, self.inputs, self.outputs, biases, bent, at, *buffers, direct, nought)
 
     def room(self, width: int) -> np.ndarray:
         return self.like.new_zeros(self.rows * width).numpy()
@@ -393,10 +393,10 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
         width = outputs[0]
         first = seen[at[1] :] if last > 0 else out
         blend = seen_mixed[at[1] :] if last > 0 else out_mixed
-        rest = begins[0] + inputs[0] * width  # the first matrix is mixed by its scores
-        commons = common[rest:]
-        owns = own[rest:]
-        mixture = mixed[rest:]
+        tail = begins[0] + inputs[0] * width  # the first matrix is mixed by its scores
+        commons = common[tail:]
+        owns = own[tail:]
+        mixture = mixed[tail:]
         for s in range(len(place)):
             eta = rate[s]
             m = n[s]

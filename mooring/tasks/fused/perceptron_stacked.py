@@ -20,8 +20,8 @@ def is_perceptron(module: nn.Module) -> bool:
     if not isinstance(module, nn.Sequential):
         return False
     linear = [layer for layer in module if type(layer) is nn.Linear]
-    mine = {id(p) for layer in linear for p in (layer.weight, layer.bias) if p is not None}
-    return {id(p) for p in module.parameters()} == mine and len(linear) == len(set(map(id, linear)))
+    parameters = {id(p) for layer in linear for p in (layer.weight, layer.bias) if p is not None}
+    return {id(p) for p in module.parameters()} == parameters and len(linear) == len(set(map(id, linear)))
 
 
 def named_layers(module: nn.Sequential) -> list[tuple[str, nn.Module]]:

@@ -84,27 +84,27 @@ class Perceptron:
 
     def load(self, vector: Tensor, into: Parameters) -> Parameters:
         """The vector [d] as these parameters."""
-        for mine, stage in zip(into.layers, self.stages):
-            theirs = vector[self.places[f"{stage.name}.weight"]].view(stage.layer.weight.shape)
-            mine[: stage.layer.in_features].mT.copy_(theirs)  # quicker than from a turned view
+        for target, stage in zip(into.layers, self.stages):
+            weight = vector[self.places[f"{stage.name}.weight"]].view(stage.layer.weight.shape)
+            target[: stage.layer.in_features].mT.copy_(weight)  # quicker than from a turned view
             if stage.bias:
-                mine[-1].copy_(vector[self.places[f"{stage.name}.bias"]])
+                target[-1].copy_(vector[self.places[f"{stage.name}.bias"]])
         return into
 
     def store(self, parameters: Parameters, into: Tensor) -> None:
         """What `load` undoes."""
-        for mine, stage in zip(parameters.layers, self.stages):
-            theirs = into[self.places[f"{stage.name}.weight"]].view(stage.layer.weight.shape)
-            theirs.mT.copy_(mine[: stage.layer.in_features])
+        for source, stage in zip(parameters.layers, self.stages):
+            weight = into[self.places[f"{stage.name}.weight"]].view(stage.layer.weight.shape)
+            weight.mT.copy_(source[: stage.layer.in_features])
             if stage.bias:
-                into[self.places[f"{stage.name}.bias"]].copy_(mine[-1])
+                into[self.places[f"{stage.name}.bias"]].copy_(source[-1])
 
     def pulls(self, hold: ClientPull) -> list[tuple[float | Tensor, Tensor | None]]:
         """What holds each layer's parameters, and towards what."""
         held: list[Any] = [float(hold.held)] * len(self.stages) if len(hold.held) == 1 else []
         held = held or self.load(hold.held, self.parameters()).layers
         if not len(hold.towards):
-            return [(one, None) for one in held]
+            return [(factor, None) for factor in held]
         return list(zip(held, self.load(hold.towards, self.parameters()).layers))
 
     def room(self, height: int, use: str = "") -> StepBuffers:
@@ -205,8 +205,8 @@ def through(free: list[nn.Module], x: Tensor) -> tuple[Tensor, Callable[[Tensor]
 
 def client(net: Perceptron) -> ClientUpdate:
     """A client's steps. What is the same for all clients, the start or what holds them, is turned once."""
-    mine, start = net.parameters(), net.parameters()
-    weights, turned = mine.layers, mine.turned
+    model, start = net.parameters(), net.parameters()
+    weights, turned = model.layers, model.turned
     begun: Tensor | None = None
     holding: ClientPull | None = None
     pulls: list[tuple[float | Tensor, Tensor | None]] = []
@@ -218,7 +218,7 @@ def client(net: Perceptron) -> ClientUpdate:
             begun = begin
         if hold is not holding:
             pulls, holding = net.pulls(hold), hold
-        mine.flat.copy_(start.flat)
+        model.flat.copy_(start.flat)
         rate, share = 0.0, 0.0
 
         def take(i: int, seen: Tensor, along: Tensor) -> None:
@@ -234,7 +234,7 @@ def client(net: Perceptron) -> ClientUpdate:
             room, share = net.room(height), rate / max(height, 1)
             net.gather(room, pool, index)
             room.back(net.slope(room, net.forward(room, weights), y), turned, take)
-        net.store(mine, v)
+        net.store(model, v)
 
     return work
 
@@ -247,12 +247,12 @@ def make_mixture_update(net: Perceptron) -> Any:
     the loss along alpha is known without a gradient at u.
     """
     common, own, mixed, gap, start = (net.parameters() for _ in range(5))
-    rest = slice(common.layers[0].numel(), None)
+    tail = slice(common.layers[0].numel(), None)
     begun: Tensor | None = None
 
     def mix(alpha: float) -> None:
-        torch.sub(own.flat[rest], common.flat[rest], out=gap.flat[rest])
-        torch.add(common.flat[rest], gap.flat[rest], alpha=alpha, out=mixed.flat[rest])
+        torch.sub(own.flat[tail], common.flat[tail], out=gap.flat[tail])
+        torch.add(common.flat[tail], gap.flat[tail], alpha=alpha, out=mixed.flat[tail])
 
     def first_scores(plain: StepBuffers, room: StepBuffers, alpha: float) -> None:
         """Of the model w and of the mixture, on the rows of `plain`; and of the gap."""
