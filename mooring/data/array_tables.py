@@ -16,16 +16,16 @@ from mooring.data.tables import Table, quote_list
 
 
 def read_npz(path: Path) -> Table:
-    """Arrays `X`, `y`, `group`, and optionally `split`, `task`, `feature_names`, `group_names`."""
+    """Return the table in arrays `X`, `y`, `group`, and optionally `split`, `task`, `feature_names`, `group_names`."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            found = content.files
+            file_names = content.files
             if sum(entry.file_size for entry in content.zip.infolist()) > MAX_UNPACKED_BYTES:
                 raise RequestError(
                     f"{path.name}: unpacks to more than {MAX_UNPACKED_BYTES:,} bytes; {HOW_TO_RAISE_LIMIT}."
                 )
-            wanted = ("X", "y", "group", "split", "task", "feature_names", "group_names")
-            arrays = {name: content[name] for name in wanted if name in found}
+            array_names = ("X", "y", "group", "split", "task", "feature_names", "group_names")
+            arrays = {name: content[name] for name in array_names if name in file_names}
     except RequestError:
         raise
     except (BadZipFile, OSError, EOFError) as failure:
@@ -34,7 +34,7 @@ def read_npz(path: Path) -> Table:
         raise RequestError(f"{path.name}: holds objects; only plain arrays of numbers and text are read.") from failure
     lacking = [name for name in ("X", "y", "group") if name not in arrays]
     if lacking:
-        raise RequestError(f"{path.name}: the array '{lacking[0]}' is missing; it holds {quote_list(found)}.")
+        raise RequestError(f"{path.name}: the array '{lacking[0]}' is missing; it holds {quote_list(file_names)}.")
     return table_of_arrays(
         arrays["X"],
         arrays["y"],
@@ -58,7 +58,7 @@ def table_of_arrays(
     feature_names: Any = None,
     group_names: Any = None,
 ) -> Table:
-    """A table from inputs (an array or a data frame), targets and client labels of the same length."""
+    """Return a table from inputs (an array or a data frame), targets and client labels of the same length."""
     y, group = np.asarray(y), np.asarray(group)
     lengths = {"X": len(x), "y": len(y), "group": len(group)} | ({} if split is None else {"split": len(split)})
     if len(set(lengths.values())) > 1:
@@ -74,16 +74,16 @@ def table_of_arrays(
             raise RequestError(f"{title}: group must number the {len(group_names)} group_names from 0.")
         group = np.asarray(group_names)[group]
     extra = {"group": group, "y": y} | ({} if split is None else {"split": split})
-    facts: dict[str, Any] = {"title": title, "client": "group", "target": "y", "kind": kind}
+    metadata: dict[str, Any] = {"title": title, "client": "group", "target": "y", "kind": kind}
     if not isinstance(x, pd.DataFrame):
         x = np.asarray(x)
         if x.ndim == 1:
             x = x[:, None]
         if x.ndim > 2:
-            return Table(pd.DataFrame(extra), x=x, **facts)
+            return Table(pd.DataFrame(extra), x=x, **metadata)
         names = [f"x{j}" for j in range(x.shape[1])] if feature_names is None else [str(n) for n in feature_names]
         if len(names) != x.shape[1]:
             raise RequestError(f"{title}: {len(names)} feature_names are given for {x.shape[1]} columns of X.")
         x = pd.DataFrame(x, columns=names)
     require_distinct_names([*(str(name) for name in x.columns), *extra], title)
-    return Table(x.reset_index(drop=True).assign(**extra), **facts)
+    return Table(x.reset_index(drop=True).assign(**extra), **metadata)

@@ -59,20 +59,20 @@ class BenchmarkDataset(NamedTuple):
     x: np.ndarray  # images [N, H, W] or [N, H, W, 3] uint8, or token codes [N, length] int64
     y: np.ndarray  # [N] int64, codes of `classes`
     classes: tuple[str, ...]
-    source: str  # where it came from
+    source: str  # origin of the files
     scale: PixelScale | None = None  # of images
     x_test: np.ndarray | None = None  # the data set's own test part
     y_test: np.ndarray | None = None
-    group: np.ndarray | None = None  # [N]: who wrote each row, as names
+    group: np.ndarray | None = None  # [N]: the writer of each row, by name
 
 
 def load_benchmark(name: str, data_dir: str | Path | None = None) -> BenchmarkDataset:
-    """The pool called `name`, looked for in `data_dir`, else in the folder that MOORING_DATA names."""
-    plain = name.replace("-", "_")
-    if plain not in BENCHMARKS:
+    """Return the pool called `name` from `data_dir`, or else from the folder in MOORING_DATA."""
+    key = name.replace("-", "_")
+    if key not in BENCHMARKS:
         raise RequestError(f"unknown data set {name!r}; known are {', '.join(BENCHMARKS)}.")
-    where = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
-    return BENCHMARKS[plain](None if where is None else Path(where))
+    folder = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
+    return BENCHMARKS[key](None if folder is None else Path(folder))
 
 
 def _digits(folder: Path | None) -> BenchmarkDataset:
@@ -103,8 +103,8 @@ def _fashion(folder: Path | None) -> BenchmarkDataset:
     pool = _standard(folder, "fashion_mnist.npz", FASHION_CLASSES, FASHION_SCALE)
     # Not from the folder itself: MNIST's files have the same names.
     pool = pool or _idx_pool(folder, ("fashion_mnist", "FashionMNIST/raw"), "", "t10k", FASHION_CLASSES, FASHION_SCALE)
-    needs = "fashion_mnist.npz or fashion_mnist/train-images-idx3-ubyte(.gz) and its three companions"
-    return pool or _missing("fashion_mnist", folder, needs)
+    required_files = "fashion_mnist.npz or fashion_mnist/train-images-idx3-ubyte(.gz) and its three companions"
+    return pool or _missing("fashion_mnist", folder, required_files)
 
 
 def _emnist(split: str) -> Callable[[Path | None], BenchmarkDataset]:
@@ -135,7 +135,7 @@ def _cifar10(folder: Path | None) -> BenchmarkDataset:
             )
     for place in _places(folder, ("cifar-10-batches-py", "cifar10", ".")):
         if (place / "data_batch_1").exists():
-            read_cifar(place / "data_batch_1")  # says that it is pickled
+            read_cifar(place / "data_batch_1")  # raises an error: it is pickled
     return _missing("cifar10", folder, "cifar10.npz or the binary version's data_batch_1.bin ... and test_batch.bin")
 
 
@@ -200,14 +200,14 @@ BENCHMARKS: dict[str, Callable[[Path | None], BenchmarkDataset]] = {
 }
 
 
-def _missing(name: str, folder: Path | None, needs: str) -> NoReturn:
+def _missing(name: str, folder: Path | None, required_files: str) -> NoReturn:
     if folder is None:
         raise RequestError(
-            f"data set '{name}': put {needs} in a folder and name it with data_dir or {DATA_DIR_VARIABLE}."
+            f"data set '{name}': put {required_files} in a folder and name it with data_dir or {DATA_DIR_VARIABLE}."
         )
     raise RequestError(
-        f"data set '{name}' was not found in {folder}: put {needs} there, or name another folder with data_dir or "
-        f"{DATA_DIR_VARIABLE}."
+        f"data set '{name}' was not found in {folder}: put {required_files} there, or name another folder "
+        f"with data_dir or {DATA_DIR_VARIABLE}."
     )
 
 
@@ -235,7 +235,7 @@ def _standard(folder: Path | None, file: str, classes: tuple[str, ...], scale: P
 
 
 def _find(place: Path, file: str) -> Path | None:
-    """The file, or its gzipped twin."""
+    """Return the file, or its gzipped version."""
     return next((path for path in (place / file, place / f"{file}.gz") if path.is_file()), None)
 
 
@@ -247,19 +247,21 @@ def _idx_pool(
     folder: Path | None, places: Sequence[str], prefix: str, test: str, classes: tuple[str, ...], scale: PixelScale
 ) -> BenchmarkDataset | None:
     """The four IDX files of a data set from the first of the places that has them; None if no place has."""
-    files = [f"{prefix}{part}-{what}-ubyte" for part in ("train", test) for what in ("images-idx3", "labels-idx1")]
+    files = [
+        f"{prefix}{part}-{contents}-ubyte" for part in ("train", test) for contents in ("images-idx3", "labels-idx1")
+    ]
     for place in _places(folder, places):
-        found = [path for file in files if (path := _find(place, file)) is not None]
-        if len(found) < len(files):
+        paths = [path for file in files if (path := _find(place, file)) is not None]
+        if len(paths) < len(files):
             continue
         images = read_emnist_images if prefix else read_idx
-        x, x_test = images(found[0]), images(found[2])
-        y, y_test = (read_idx(path).astype(np.int64) for path in found[1::2])
-        for path, labels, rows in ((found[1], y, x), (found[3], y_test, x_test)):
+        x, x_test = images(paths[0]), images(paths[2])
+        y, y_test = (read_idx(path).astype(np.int64) for path in paths[1::2])
+        for path, labels, rows in ((paths[1], y, x), (paths[3], y_test, x_test)):
             if len(labels) != len(rows):
                 raise RequestError(f"{path}: {len(labels)} labels for {len(rows)} images.")
         first = 1 if prefix == "emnist-letters-" else 0  # EMNIST letters are numbered from 1
-        for path, labels in ((found[1], y), (found[3], y_test)):
+        for path, labels in ((paths[1], y), (paths[3], y_test)):
             if labels.min() < first or labels.max() >= first + len(classes):
                 raise RequestError(f"{path}: labels {labels.min()} to {labels.max()}; expected {first} onwards.")
         return BenchmarkDataset(x, y - first, classes, "original IDX files", scale, x_test, y_test - first)
@@ -276,9 +278,9 @@ def _leaf(folder: Path | None, name: str) -> dict[str, tuple[list, list]]:
 
 
 def _labels(name: str, rows: dict[str, tuple[list, list]], classes: tuple[str, ...]) -> np.ndarray:
-    strange = {label for _, y in rows.values() for label in y} - set(range(len(classes)))
-    if strange:
-        raise RequestError(f"{name}: label {min(strange, key=str)!r} found; expected 0 to {len(classes) - 1}.")
+    unknown = {label for _, y in rows.values() for label in y} - set(range(len(classes)))
+    if unknown:
+        raise RequestError(f"{name}: label {min(unknown, key=str)!r} found; expected 0 to {len(classes) - 1}.")
     return np.array([label for _, y in rows.values() for label in y], dtype=np.int64)
 
 

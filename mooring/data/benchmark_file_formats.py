@@ -27,7 +27,7 @@ TOKEN = re.compile(r"[a-z']+|[0-9]+|[^\sa-z0-9']")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's bytes, unpacked if its name ends in .gz."""
+    """Return the file's bytes, unpacked if its name ends in .gz."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
@@ -38,7 +38,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array in the IDX format of MNIST: 0, 0, type, dimensions, the sizes as big-endian int32, the numbers."""
+    """Read an array in the IDX format of MNIST: 0, 0, type, dimensions, the sizes as big-endian int32, the numbers."""
     raw = read_bytes(path)
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in IDX_TYPES:
         raise RequestError(f"{path}: not an IDX file, it starts with bytes {list(raw[:4])}; expected 0, 0, type, rank.")
@@ -81,20 +81,20 @@ def read_leaf(paths: Iterable[Path]) -> dict[str, tuple[list[Any], list[Any]]]:
         try:
             content = json.loads(read_bytes(path))
             users, counts, data = (content[key] for key in ("users", "num_samples", "user_data"))
-            mine = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
+            users_rows = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
         except (ValueError, KeyError, TypeError) as error:
             raise RequestError(
                 f"{path}: not a LEAF file ({type(error).__name__}: {error}); expected JSON with users, num_samples "
                 f"and user_data, where each user has x and y."
             ) from error
-        if len(counts) != len(mine):
-            raise RequestError(f"{path}: {len(mine)} users but {len(counts)} entries in num_samples.")
-        for (user, x, y), count in zip(mine, counts):
+        if len(counts) != len(users_rows):
+            raise RequestError(f"{path}: {len(users_rows)} users but {len(counts)} entries in num_samples.")
+        for (user, x, y), count in zip(users_rows, counts):
             if not len(x) == len(y) == count:
                 raise RequestError(f"{path}: user '{user}' has {len(x)} x and {len(y)} y; num_samples is {count}.")
-            held = rows.setdefault(str(user), ([], []))
-            held[0].extend(x)
-            held[1].extend(y)
+            stored = rows.setdefault(str(user), ([], []))
+            stored[0].extend(x)
+            stored[1].extend(y)
     return rows
 
 
@@ -124,10 +124,10 @@ def tokenize(texts: Sequence[str], *, vocabulary: int, length: int) -> tuple[np.
     """
     split = [TOKEN.findall(text.lower()) for text in texts]
     counts = Counter(word for words in split for word in words)
-    kept = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
-    code = {word: k for k, word in enumerate(kept, start=2)}
+    vocabulary_words = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
+    code = {word: k for k, word in enumerate(vocabulary_words, start=2)}
     tokens = np.zeros((len(texts), length), dtype=np.int64)
     for row, words in zip(tokens, split):
-        known = [code.get(word, 1) for word in words[:length]]
-        row[: len(known)] = known
-    return tokens, (PAD, UNKNOWN, *kept)
+        codes = [code.get(word, 1) for word in words[:length]]
+        row[: len(codes)] = codes
+    return tokens, (PAD, UNKNOWN, *vocabulary_words)

@@ -1,4 +1,4 @@
-"""How text cells write numbers, amounts of money, percentages and dates; and what they read as.
+"""Formats of numbers, amounts of money, percentages and dates in text cells, and their parsing.
 
     2.372,47 EUR    1 234,5    12 %    CHF 1'200.-    (1,200.50)    31.12.2024    12/31/2024
 
@@ -42,10 +42,10 @@ WHOLE_AMOUNT = {
 
 
 def _body(decimal: str) -> str:
-    """What a number looks like without sign and unit; thousands are separated by one and the same mark."""
+    """Return the pattern of a number without sign and unit; one mark separates all thousands."""
     point = re.escape(decimal)
-    whole = rf"(?:[1-9]\d{{0,2}}(?:(?P<group>{GROUP[decimal]})\d{{3}})(?:(?P=group)\d{{3}})*|\d+)"
-    return rf"(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?"
+    integer = rf"(?:[1-9]\d{{0,2}}(?:(?P<group>{GROUP[decimal]})\d{{3}})(?:(?P=group)\d{{3}})*|\d+)"
+    return rf"(?:{integer}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?"
 
 
 NUMBERS = {
@@ -58,14 +58,14 @@ NUMBERS = {
 
 
 class CellFormat(NamedTuple):
-    """How the text cells of a column are written."""
+    """Format of the text cells of a column."""
 
     decimal: str = POINT
     unit: str = ""  # a currency or "%": cells with another one are not of this column's format
     date: str = ISO_DATE
 
     def describe(self, kind: str) -> str | None:
-        """What the column was read as, in words; None for plain numbers, ISO dates and categories."""
+        """Return the format in words; None for plain numbers, ISO dates and categories."""
         comma = f", decimal {'comma' if self.decimal == COMMA else 'point'}"
         if kind == "number" and self.unit == PERCENT:
             return f"percentages (12 % is 12){comma}"
@@ -77,13 +77,13 @@ class CellFormat(NamedTuple):
 
 
 def date_in_words(date_format: str) -> str:
-    """A date format as people write it: %d.%m.%Y is DD.MM.YYYY."""
-    words = {"%d": "DD", "%m": "MM", "%Y": "YYYY", "%y": "YY", "%b": "Mon", "%B": "Month"}
-    return re.sub(r"%[dmYybB]", lambda match: words[match.group()], date_format)
+    """Return a date format as people write it: %d.%m.%Y is DD.MM.YYYY."""
+    abbreviations = {"%d": "DD", "%m": "MM", "%Y": "YYYY", "%y": "YY", "%b": "Mon", "%B": "Month"}
+    return re.sub(r"%[dmYybB]", lambda match: abbreviations[match.group()], date_format)
 
 
 def parse_number(text: str, decimal: str) -> tuple[float, str]:
-    """The number that a text reads as, or NaN, and its unit."""
+    """Return the number in a text, or NaN, and its unit."""
     text = text.strip()
     negative = text.startswith("(") and text.endswith(")")
     text = WHOLE_AMOUNT[decimal].sub("", text[1:-1].strip() if negative else text)
@@ -102,32 +102,32 @@ def parse_number(text: str, decimal: str) -> tuple[float, str]:
 
 
 def parse_numbers(levels: Iterable[str], decimal: str = POINT) -> tuple[np.ndarray, np.ndarray]:
-    """The number that each text reads as, NaN where it is none, and its unit."""
+    """Return the number in each text, NaN if it is not a number, and its unit."""
     texts = pd.Series(list(levels), dtype=object)
     values = pd.to_numeric(texts, errors="coerce").to_numpy(float, copy=True)
     units = np.full(len(texts), "", dtype=object)
-    # Under a decimal comma a point separates thousands: 1.234 is not what `to_numeric` takes it for.
-    plain = ~np.isnan(values) & (True if decimal == POINT else ~texts.str.contains(".", regex=False).to_numpy(bool))
-    for i in np.flatnonzero(~plain):
+    # Under a decimal comma a point separates thousands: `to_numeric` would misread 1.234.
+    is_plain = ~np.isnan(values) & (True if decimal == POINT else ~texts.str.contains(".", regex=False).to_numpy(bool))
+    for i in np.flatnonzero(~is_plain):
         values[i], units[i] = parse_number(texts[i], decimal)
     return values, units
 
 
 def parse_days(levels: Iterable[str], date_format: str = ISO_DATE) -> np.ndarray:
-    """The day since 1970-01-01 that each text reads as, NaN where it is none; ISO dates are read under any format."""
+    """Return the day since 1970-01-01 of each text, NaN if it is not a date; ISO dates are read under any format."""
     texts = pd.Series(list(levels), dtype=object).str.strip()
     days = np.full(len(texts), np.nan)
     iso = texts.map(lambda text: ISO_LIKE.match(text) is not None).to_numpy(bool)
     if iso.any():
         days[iso] = days_of(pd.to_datetime(texts[iso], format="ISO8601", errors="coerce", utc=True))
-    rest = np.flatnonzero(~iso)
-    if date_format == ISO_DATE or not len(rest):
+    others = np.flatnonzero(~iso)
+    if date_format == ISO_DATE or not len(others):
         return days
-    time = texts[rest].map(lambda text: match.group(1) if (match := TIME_OF_DAY.search(text)) else "0:00")
-    date = texts[rest].map(lambda text: TIME_OF_DAY.sub("", text))
+    time = texts[others].map(lambda text: match.group(1) if (match := TIME_OF_DAY.search(text)) else "0:00")
+    date = texts[others].map(lambda text: TIME_OF_DAY.sub("", text))
     stamps = pd.to_datetime(date, format=date_format, errors="coerce", utc=True)
     clock = time.map(lambda text: text if text.count(":") == 2 else f"{text}:00")
-    days[rest] = days_of(stamps) + (pd.to_timedelta(clock, errors="coerce") / DAY).to_numpy(float)
+    days[others] = days_of(stamps) + (pd.to_timedelta(clock, errors="coerce") / DAY).to_numpy(float)
     return days
 
 
@@ -136,12 +136,12 @@ def days_of(stamps: pd.Series) -> np.ndarray:
     stamps = stamps.dt.tz_localize("UTC") if stamps.dt.tz is None else stamps
     try:
         return ((stamps - EPOCH) / DAY).to_numpy(float)
-    except pd.errors.OutOfBoundsDatetime:  # the years that nanoseconds do not reach
+    except pd.errors.OutOfBoundsDatetime:  # years out of range for nanoseconds
         return ((stamps.dt.as_unit("s") - EPOCH.as_unit("s")) / DAY.as_unit("s")).to_numpy(float)
 
 
 def possible_date_formats(levels: Iterable[str]) -> list[str]:
-    """The formats, ISO aside, under which some text is a date."""
+    """Return the formats, except ISO, under which some text is a date."""
     shaped = [text for text in levels if DATE_LIKE.match(text.strip()) and not ISO_LIKE.match(text.strip())]
     if not shaped:
         return []

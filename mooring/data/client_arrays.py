@@ -1,4 +1,4 @@
-"""Each client's own arrays for a network, taken as they are: nothing is scaled, dropped or coded anew.
+"""Each client's own arrays for a network, used unchanged: nothing is scaled, dropped or recoded.
 
 A federation is a dict by client name, or a list, of: (x, y) of arrays or tensors, a torch Dataset, a DataLoader, or a
 dict of these by part, {"train": ..., "validation": ..., "test": ...}. (X, y, groups) is one as well.
@@ -39,7 +39,7 @@ ROW_FORMS = "(x, y), a torch Dataset, a DataLoader, or a dict of these by part (
 
 
 class ClientRows(NamedTuple):
-    """A client's rows, and the part of each where the user says it."""
+    """A client's rows, and the part of each if the user sets it."""
 
     x: Tensor  # [n, ...]
     y: Tensor  # [n] or [n, k]
@@ -47,7 +47,7 @@ class ClientRows(NamedTuple):
 
 
 def is_client_arrays(source: Any) -> bool:
-    """Whether a source is arrays or data sets by client, and no table."""
+    """Return whether a source is arrays or data sets by client, not a table."""
     if isinstance(source, tuple) and len(source) == 3:
         return not isinstance(source[0], pd.DataFrame)
     if not isinstance(source, Mapping | list) or not source:
@@ -68,8 +68,10 @@ def load_client_arrays(
     refuse_leaks: bool = False,
     **unused: Any,
 ) -> Clients:
-    """The clients of a source that `is_given`; `standardise` says whether a column of numbers to predict is kept as
-    (y - mean) / scale, which a network's answers are turned back from."""
+    """Return the clients of a source for which `is_client_arrays` is true.
+
+    `standardise` states whether numbers to predict are stored as (y - mean) / scale; predictions are scaled back.
+    """
     if target_type is not None and target_type not in KINDS:
         raise RequestError(f"target_type must be one of {', '.join(KINDS)}, got {target_type!r}.")
     for name, value in unused.items():
@@ -80,41 +82,41 @@ def load_client_arrays(
     items = None
     if not isinstance(source, tuple):
         source, items = number_items(source)
-    held = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
-    names, notes = list(held), []
-    kind, classes, ys = targets([one.y for one in held.values()], names, target_type)
-    notes += told(kind, classes, ys)
+    rows_of_client = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
+    names, notes = list(rows_of_client), []
+    kind, classes, ys = targets([client_rows.y for client_rows in rows_of_client.values()], names, target_type)
+    notes += describe_targets(kind, classes, ys)
     small = [
         i
-        for i, one in enumerate(held.values())
-        if not enough(one, max(min_rows or MIN_ROWS_TO_SPLIT, MIN_ROWS_TO_SPLIT))
+        for i, client_rows in enumerate(rows_of_client.values())
+        if not has_enough_rows(client_rows, max(min_rows or MIN_ROWS_TO_SPLIT, MIN_ROWS_TO_SPLIT))
     ]
     if small and not drop_small:
-        one = held[names[small[0]]]
-        what = (
+        first_small = rows_of_client[names[small[0]]]
+        reason = (
             "no training rows"
-            if one.part is not None
-            else f"{count_phrase(len(one.y), 'row')}; at least {MIN_ROWS_TO_SPLIT} are needed"
+            if first_small.part is not None
+            else f"{count_phrase(len(first_small.y), 'row')}; at least {MIN_ROWS_TO_SPLIT} are needed"
         )
-        raise RequestError(f"client '{names[small[0]]}' has {what}. Use drop_small to leave such clients out.")
+        raise RequestError(f"client '{names[small[0]]}' has {reason}. Use drop_small to leave such clients out.")
     if small:
-        left = ", ".join(f"'{names[i]}'" for i in small[:6])
-        notes.append(f"{count_phrase(len(small), 'client')} too small to split left out: {left}.")
-    keep = [i for i in range(len(names)) if i not in small]
-    if not keep:
+        small_names = ", ".join(f"'{names[i]}'" for i in small[:6])
+        notes.append(f"{count_phrase(len(small), 'client')} too small to split left out: {small_names}.")
+    kept_positions = [i for i in range(len(names)) if i not in small]
+    if not kept_positions:
         raise RequestError("every client is too small to train, validate and test.")
-    names, ys = [names[i] for i in keep], [ys[i] for i in keep]
-    xs = [held[name].x for name in names]
-    parts = parts_of([held[name].part for name in names], ys, names, kind, split, seed)
+    names, ys = [names[i] for i in kept_positions], [ys[i] for i in kept_positions]
+    xs = [rows_of_client[name].x for name in names]
+    parts = parts_of([rows_of_client[name].part for name in names], ys, names, kind, split, seed)
     mean, scale = 0.0, 1.0
     if kind == REGRESSION and ys[0].ndim == 1 and standardise:
         train = torch.cat([y[torch.from_numpy(part == TRAIN)] for y, part in zip(ys, parts)]).double()
         mean, scale = float(train.mean()), float(train.std(unbiased=False)) or 1.0
         ys = [((y.double() - mean) / scale).to(y.dtype) for y in ys]
 
-    def rows(which: int) -> Rows:
-        mine = [torch.from_numpy(part == which) for part in parts]
-        return Rows.stack([x[rows] for x, rows in zip(xs, mine)], [y[rows] for y, rows in zip(ys, mine)])
+    def rows(part_code: int) -> Rows:
+        is_selected = [torch.from_numpy(part == part_code) for part in parts]
+        return Rows.stack([x[rows] for x, rows in zip(xs, is_selected)], [y[rows] for y, rows in zip(ys, is_selected)])
 
     placement = pd.DataFrame(
         {
@@ -123,27 +125,34 @@ def load_client_arrays(
             "part": np.array(PARTS)[np.concatenate(parts)],
         }
     )
-    facts = {"target_mean": mean, "target_scale": scale, "placement": placement, "title": "the arrays", "notes": notes}
-    facts |= {"items": items}
-    return Clients(tuple(names), rows(0), rows(1), rows(2), kind=kind, classes=classes, **facts)
+    metadata = {
+        "target_mean": mean,
+        "target_scale": scale,
+        "placement": placement,
+        "title": "the arrays",
+        "notes": notes,
+    }
+    metadata |= {"items": items}
+    return Clients(tuple(names), rows(0), rows(1), rows(2), kind=kind, classes=classes, **metadata)
 
 
 def number_items(source: Any) -> tuple[Any, Any]:
-    """The source with the numbers of items in place of inputs that are no tensors, and the items (None: all are).
+    """Return the source with numbers of items in place of inputs that are not tensors, and the items (None: all are
+    tensors).
 
     Such inputs are dictionaries and tuples of tensors in memory, and data sets, which are read item by item whenever a
     minibatch needs them. Targets are read once.
     """
-    named = dict(source) if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
-    pieces = {
+    by_name = dict(source) if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
+    data_by_part = {
         (name, part): value
-        for name, values in named.items()
+        for name, values in by_name.items()
         for part, value in (values.items() if is_by_part(values) else [(None, values)])
     }
-    if not any(is_structured(value) for value in pieces.values()):
+    if not any(is_structured(value) for value in data_by_part.values()):
         return source, None
     lazy, collate, numbered, start = [], None, {}, 0
-    for (name, part), value in pieces.items():
+    for (name, part), value in data_by_part.items():
         label = f"client '{name}'" + (f", {part}" if part else "")
         if isinstance(value, DataLoader):
             collate = value.collate_fn
@@ -169,15 +178,15 @@ def number_items(source: Any) -> tuple[Any, Any]:
 
 
 def is_by_part(value: Any) -> bool:
-    """Whether a client's data are a dictionary of parts."""
+    """Return whether a client's data are a dictionary of parts."""
     return isinstance(value, Mapping) and set(value) <= set(PARTS)
 
 
 def is_structured(value: Any) -> bool:
-    """Whether inputs are no tensor: several of them, a dictionary, or a data set that is read item by item."""
+    """Return whether inputs are several tensors, a dictionary, or a data set that is read item by item."""
     if isinstance(value, DataLoader):
-        plain = isinstance(value.dataset, TensorDataset) and value.collate_fn is default_collate
-        return not plain or len(value.dataset.tensors) != 2  # type: ignore[attr-defined]
+        is_plain = isinstance(value.dataset, TensorDataset) and value.collate_fn is default_collate
+        return not is_plain or len(value.dataset.tensors) != 2  # type: ignore[attr-defined]
     if isinstance(value, TensorDataset):
         return len(value.tensors) != 2
     if isinstance(value, Dataset):
@@ -186,7 +195,7 @@ def is_structured(value: Any) -> bool:
 
 
 def read_targets(value: Any, label: str) -> tuple[Any, Tensor]:
-    """The inputs of a client, in memory or as a data set, and its targets."""
+    """Return the inputs of a client, in memory or as a data set, and its targets."""
     if isinstance(value, TensorDataset):
         value = (tuple(value.tensors[:-1]), value.tensors[-1])
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Mapping | tuple):
@@ -205,7 +214,7 @@ def read_targets(value: Any, label: str) -> tuple[Any, Tensor]:
 
 
 def concatenate(parts: list[Any]) -> Any:
-    """One structure of tensors from all clients' structures of tensors."""
+    """Return one structure of tensors from all clients' structures."""
     first = parts[0]
     if isinstance(first, Tensor):
         if any(part.shape[1:] != first.shape[1:] for part in parts):
@@ -217,30 +226,30 @@ def concatenate(parts: list[Any]) -> Any:
 
 
 def by_group(x: Any, y: Any, group: Any) -> dict[str, ClientRows]:
-    """(X, y, groups) as each client's own, in the order of appearance."""
+    """Return the rows of (X, y, groups) by client, in the order of appearance."""
     x, y, group = tensor(x), tensor(y), np.asarray(group)
     if not len(x) == len(y) == len(group):
         raise RequestError(f"X, y and groups must have equally many rows, got {len(x)}, {len(y)} and {len(group)}.")
     labels = np.array([str(label) for label in group], dtype=object)
-    return alike(
-        {name: ClientRows(x[mine], y[mine], None) for name in dict.fromkeys(labels) for mine in [labels == name]}
+    return require_equal_shapes(
+        {name: ClientRows(x[is_own], y[is_own], None) for name in dict.fromkeys(labels) for is_own in [labels == name]}
     )
 
 
 def rows_by_client(source: Mapping[Any, Any] | Sequence[Any]) -> dict[str, ClientRows]:
-    """A dict by name, or a list, as each client's own."""
-    named = source if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
-    return alike({str(name): rows_of(value, f"client '{name}'") for name, value in named.items()})
+    """Return the rows of a dict by name, or of a list, by client."""
+    by_name = source if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
+    return require_equal_shapes({str(name): rows_of(value, f"client '{name}'") for name, value in by_name.items()})
 
 
 def rows_of(value: Any, label: str) -> ClientRows:
     if isinstance(value, Mapping):
-        strange = [name for name in value if name not in PARTS]
-        if strange or "train" not in value:
+        unknown = [name for name in value if name not in PARTS]
+        if unknown or "train" not in value:
             raise RequestError(f"{label}: a dict names train, validation and test, got {', '.join(map(repr, value))}.")
-        found = {part: pair_of(value[part], f"{label}, {part}") for part in PARTS if part in value}
-        part = np.concatenate([np.full(len(y), PARTS.index(name)) for name, (_, y) in found.items()])
-        return ClientRows(torch.cat([x for x, _ in found.values()]), torch.cat([y for _, y in found.values()]), part)
+        pairs = {part: pair_of(value[part], f"{label}, {part}") for part in PARTS if part in value}
+        part = np.concatenate([np.full(len(y), PARTS.index(name)) for name, (_, y) in pairs.items()])
+        return ClientRows(torch.cat([x for x, _ in pairs.values()]), torch.cat([y for _, y in pairs.values()]), part)
     return ClientRows(*pair_of(value, label), None)
 
 
@@ -262,7 +271,7 @@ def pair_of(value: Any, label: str) -> tuple[Tensor, Tensor]:
 
 
 def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
-    """All items (x, y) of a torch data set as two tensors."""
+    """Return all items (x, y) of a torch data set as two tensors."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         x, y = dataset.tensors
     else:
@@ -270,16 +279,16 @@ def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
         if not items or any(not isinstance(item, (tuple, list)) or len(item) != 2 for item in items):
             raise RequestError(f"{label}: a data set must have items (x, y), and at least one.")
         xs, ys = [torch.as_tensor(x) for x, _ in items], [torch.as_tensor(y) for _, y in items]
-        odd = next((i for i, x in enumerate(xs) if x.shape != xs[0].shape), None)
-        if odd is not None:
-            shapes = f"{tuple(xs[odd].shape)}, the first {tuple(xs[0].shape)}"
-            raise RequestError(f"{label}: item {odd + 1} has the shape {shapes}; all must be alike.")
+        position = next((i for i, x in enumerate(xs) if x.shape != xs[0].shape), None)
+        if position is not None:
+            shapes = f"{tuple(xs[position].shape)}, the first {tuple(xs[0].shape)}"
+            raise RequestError(f"{label}: item {position + 1} has the shape {shapes}; all must be alike.")
         x, y = torch.stack(xs), torch.stack(ys)
     return x, y
 
 
 def in_sequence(loader: DataLoader) -> Any:
-    """A loader's batches, its rows in their own order whatever order it shuffles them into."""
+    """Return a loader's batches with its rows in their original order, without shuffling."""
     rows: Any = loader.dataset
     if isinstance(rows, IterableDataset):
         return loader
@@ -293,59 +302,60 @@ def in_sequence(loader: DataLoader) -> Any:
 
 
 def tensor(values: Any) -> Tensor:
-    """An array or a tensor on the processor; numbers in double precision become single, as networks have them."""
+    """Return a tensor on the CPU; numbers in double precision become single, as networks use them."""
     try:
-        found = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+        result = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     except TypeError:
         raise RequestError(
             "arrays for a network hold numbers, got text or objects; number the classes 0, 1, ..."
         ) from None
-    return found.float() if found.dtype in (torch.float64, torch.float16, torch.bfloat16) else found
+    return result.float() if result.dtype in (torch.float64, torch.float16, torch.bfloat16) else result
 
 
-def alike(held: dict[str, ClientRows]) -> dict[str, ClientRows]:
-    first, reference = next(iter(held.items()))
-    for name, one in held.items():
-        for what, mine, theirs in (("inputs", one.x, reference.x), ("targets", one.y, reference.y)):
-            if mine.shape[1:] != theirs.shape[1:]:
-                shapes = f"{tuple(mine.shape[1:])}, unlike {tuple(theirs.shape[1:])} of client '{first}'"
-                raise RequestError(f"client '{name}': the {what} have the shape {shapes}.")
-    return held
+def require_equal_shapes(rows_of_client: dict[str, ClientRows]) -> dict[str, ClientRows]:
+    first, reference = next(iter(rows_of_client.items()))
+    for name, client_rows in rows_of_client.items():
+        for kind, values, expected in (("inputs", client_rows.x, reference.x), ("targets", client_rows.y, reference.y)):
+            if values.shape[1:] != expected.shape[1:]:
+                shapes = f"{tuple(values.shape[1:])}, unlike {tuple(expected.shape[1:])} of client '{first}'"
+                raise RequestError(f"client '{name}': the {kind} have the shape {shapes}.")
+    return rows_of_client
 
 
 def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, tuple[str, ...], list[Tensor]]:
-    """What the targets are, the classes, and the targets as a network takes them.
+    """Return the target's kind, the classes, and the targets as a network takes them.
 
-    Whole numbers are classes as they are (0, 1, 2, ...), numbers a regression, and several yes or no per row labels.
+    Whole numbers are classes as they are (0, 1, 2, ...), numbers a regression, and several columns of 0 and 1 are
+    labels.
     """
-    every = torch.cat([y.reshape(len(y), -1) for y in ys])
+    values = torch.cat([y.reshape(len(y), -1) for y in ys])
     several = ys[0].ndim > 1
-    whole = not every.dtype.is_floating_point
+    is_integer = not values.dtype.is_floating_point
     if kind is None:
-        yes_or_no = bool(((every == 0) | (every == 1)).all())
-        top = int(every.max()) if whole else 0
-        kind = CLASSES if whole else REGRESSION
+        yes_or_no = bool(((values == 0) | (values == 1)).all())
+        top = int(values.max()) if is_integer else 0
+        kind = CLASSES if is_integer else REGRESSION
         kind = MULTILABEL if several and yes_or_no else kind
         kind = BINARY if kind == CLASSES and top <= 1 else kind
     if several and kind in (BINARY, COUNT):
         raise RequestError(f"a target that is {kind} has one value per row, got the shape {tuple(ys[0].shape[1:])}.")
     if kind not in (BINARY, CLASSES):
         return kind, (), [y.float() for y in ys]
-    every = every[every != IGNORED_CLASS] if several else every
-    low, high = int(every.min()), int(every.max())
-    if low < 0 or bool((every != every.long()).any()):
+    values = values[values != IGNORED_CLASS] if several else values
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or bool((values != values.long()).any()):
         raise RequestError(
             "classes are the whole numbers 0, 1, 2, ...; give target_type = 'regression' for other numbers."
         )
-    if high > max(10, len(every) // 2):
+    if high > max(10, len(values) // 2):
         raise RequestError(
-            f"the targets are whole numbers up to {high} in {len(every)} rows: too many classes to learn. Give "
+            f"the targets are whole numbers up to {high} in {len(values)} rows: too many classes to learn. Give "
             "target_type = 'regression' if they are amounts."
         )
     return kind, tuple(str(i) for i in range(max(high + 1, 2))), [y.long() for y in ys]
 
 
-def told(kind: str, classes: tuple[str, ...], ys: list[Tensor]) -> list[str]:
+def describe_targets(kind: str, classes: tuple[str, ...], ys: list[Tensor]) -> list[str]:
     if kind in (BINARY, CLASSES):
         return [
             f"The targets are whole numbers, taken as {len(classes)} classes; "
@@ -354,16 +364,16 @@ def told(kind: str, classes: tuple[str, ...], ys: list[Tensor]) -> list[str]:
     return [f"The targets have {ys[0].shape[1]} columns of 0 and 1, taken as labels."] if kind == MULTILABEL else []
 
 
-def enough(one: ClientRows, least: int) -> bool:
-    return len(one.y) >= least if one.part is None else bool((one.part == TRAIN).any())
+def has_enough_rows(client_rows: ClientRows, min_rows: int) -> bool:
+    return len(client_rows.y) >= min_rows if client_rows.part is None else bool((client_rows.part == TRAIN).any())
 
 
 def parts_of(
-    given: list[np.ndarray | None], ys: list[Tensor], names: list[str], kind: str, split: Any, seed: int
+    parts: list[np.ndarray | None], ys: list[Tensor], names: list[str], kind: str, split: Any, seed: int
 ) -> list[np.ndarray]:
-    """The part of every row of every client: as it is said, or by a random split of each client's rows."""
+    """Return the part of every row of every client: as given, or by a random split of each client's rows."""
     code = np.repeat(np.arange(len(ys)), [len(y) for y in ys])
     keys = np.array([client_key(name) for name in names], dtype=np.uint64)
     strata = torch.cat(ys).numpy() if kind in (BINARY, CLASSES) and ys[0].ndim == 1 else None
-    drawn = random_split(code, keys, seed, strata, parse_shares(split))
-    return [drawn[code == i] if part is None else part for i, part in enumerate(given)]
+    random_parts = random_split(code, keys, seed, strata, parse_shares(split))
+    return [random_parts[code == i] if part is None else part for i, part in enumerate(parts)]

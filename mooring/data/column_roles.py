@@ -1,4 +1,4 @@
-"""Which column plays which part, whose row is whose, and which rows are held out."""
+"""Roles of columns, the client of each row, and the held-out rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_ROWS_TO_SPLIT = 3  # one to train, one to validate, one to test
 
 
 class ColumnRoles(NamedTuple):
-    """Names of the columns that are no features."""
+    """Names of the columns that are not features."""
 
     client: str
     target: str
@@ -49,15 +49,17 @@ def find_roles(
     drop: Sequence[str] = (),
     weights: str | None = None,
 ) -> ColumnRoles:
-    """The columns asked for, else those that the source fixes, else columns called `client`, `target`, `split`.
+    """Return the requested columns, else those that the source fixes, else columns called `client`, `target`, `split`.
 
-    Shares instead of a split's column are the business of `split_rows`; a column that fixes the parts refuses them.
+    Shares are left to `split_rows`; they are refused if a column fixes the parts.
     """
     shares, split = (None, split) if split is None or isinstance(split, str) else (split, None)
-    given = {"group": unit, "time": time, "split": split}
-    ways = [f"{role} = '{name}'" for role, name in given.items() if name is not None]
-    if len(ways) > 1 and not (unit is None and len(ways) == 2):  # a split and a time: the time orders what it leaves
-        raise RequestError(f"{table.title}: rows are held out in one way, got {' and '.join(ways)}.")
+    split_columns = {"group": unit, "time": time, "split": split}
+    conflicts = [f"{role} = '{name}'" for role, name in split_columns.items() if name is not None]
+    if len(conflicts) > 1 and not (
+        unit is None and len(conflicts) == 2
+    ):  # a split and a time: the time orders the rows within the parts
+        raise RequestError(f"{table.title}: rows are held out in one way, got {' and '.join(conflicts)}.")
     for role, name in (("client", client or table.client), ("target", target or table.target)):
         if name is None and role not in table.frame.columns:
             raise RequestError(
@@ -65,7 +67,7 @@ def find_roles(
                 f"the columns are {quote_list(table.frame.columns)}."
             )
     client, target = client or table.client or "client", target or table.target or "target"
-    if split is None and not ways and "split" in table.frame.columns and "split" not in {client, target, *drop}:
+    if split is None and not conflicts and "split" in table.frame.columns and "split" not in {client, target, *drop}:
         levels = set(to_categories(table.frame["split"]).categories)
         split = "split" if "train" in levels and levels <= set(PARTS) else None
         if split is not None and shares is not None:
@@ -93,10 +95,10 @@ def feature_names(
     else:
         names = [name for name in dict.fromkeys(features) if name not in (drop or ())]
         reserved = (roles.client, roles.target, roles.split, roles.weights)
-        taken = next((name for name in names if name in reserved), None)
-        if taken is not None:
-            role = roles._fields[roles.index(taken)]
-            raise RequestError(f"{table.title}: column '{taken}' is the {role} column and cannot be a feature.")
+        reserved_name = next((name for name in names if name in reserved), None)
+        if reserved_name is not None:
+            role = roles._fields[roles.index(reserved_name)]
+            raise RequestError(f"{table.title}: column '{reserved_name}' is the {role} column and cannot be a feature.")
     if not names:
         raise RequestError(
             f"{table.title}: no feature column is left; the columns are {quote_list(table.frame.columns)}."
@@ -105,8 +107,8 @@ def feature_names(
 
 
 def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
-    """Each row's client as a number, and the clients' names in the order of names: whoever comes first in a table, sums
-    over clients are the same to the last bit."""
+    """Return each row's client as a number, and the clients' names, sorted: the order of rows in a table does not
+    change sums over clients."""
     text = to_client_names(table.frame[client])
     absent = np.flatnonzero(text.codes < 0)
     if len(absent):
@@ -117,7 +119,7 @@ def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
 
 
 def compact_codes(codes: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Codes without gaps, and the names that remain, in the order of names."""
+    """Return codes without gaps, and the names that remain, in the order of names."""
     place = {name: i for i, name in enumerate(names)}
     present = set(np.unique(codes).tolist())
     order = [place[name] for name in sort_levels(names) if place[name] in present]
@@ -127,13 +129,13 @@ def compact_codes(codes: np.ndarray, names: list[str]) -> tuple[np.ndarray, list
 
 
 def parts_from_column(table: Table, split: str) -> np.ndarray:
-    """The parts that a column fixes."""
+    """Return the parts that a column fixes."""
     text = to_categories(table.frame[split])
     parts = np.array([PARTS.index(level) if level in PARTS else -1 for level in text.categories] + [-1])[text.codes]
     wrong = np.flatnonzero(parts < 0)
     if len(wrong):
-        found = "nothing" if text.codes[wrong[0]] < 0 else f"'{text[wrong[0]]}'"
-        raise RequestError(f"{table.place(wrong[0])}, column '{split}': found {found}, not {quote_list(PARTS)}.")
+        cell_text = "nothing" if text.codes[wrong[0]] < 0 else f"'{text[wrong[0]]}'"
+        raise RequestError(f"{table.place(wrong[0])}, column '{split}': found {cell_text}, not {quote_list(PARTS)}.")
     return parts
 
 
@@ -151,10 +153,10 @@ def drop_missing_targets(table: Table, target: str) -> tuple[Table, list[str]]:
 def drop_small_clients(
     table: Table, roles: ColumnRoles, code: np.ndarray, names: list[str], min_rows: int, drop: bool
 ) -> tuple[Table, np.ndarray, list[str], list[str]]:
-    """Clients too small to be split are left out, or refused: the table, codes and names that remain, and notes.
+    """Return the table, codes and names without clients that are too small to split, and notes; or refuse such clients.
 
-    With fewer than LEAST_ROWS rows there is nothing to decide: such a client takes no part and has the common model.
-    A somewhat larger one may take part (a smaller `min_rows`) or not (`drop`): that is for the user to say.
+    With fewer than LEAST_ROWS rows there is nothing to decide: such a client is left out and gets the global model.
+    The user decides on larger ones: a smaller `min_rows` includes them, `drop` leaves them out.
     """
     reasons = explain_smallness(table, roles, code, len(names), min_rows)
     if not reasons:
@@ -163,27 +165,27 @@ def drop_small_clients(
     undecided = sorted(set(reasons) - tiny)
     if undecided and not drop:
         first = undecided[0]
-        others = (
+        others_text = (
             f" (too small as well: {count_phrase(len(undecided) - 1, 'other client')})" if len(undecided) > 1 else ""
         )
         raise RequestError(
-            f"{table.title}: client '{names[first]}' has {reasons[first]}{others}. Use --min-rows or --drop-small."
+            f"{table.title}: client '{names[first]}' has {reasons[first]}{others_text}. Use --min-rows or --drop-small."
         )
     if len(reasons) == len(names):
         raise RequestError(f"{table.title}: every client is too small; '{names[0]}' has {reasons[0]}.")
-    keep = ~np.isin(code, list(reasons))
-    left = quote_list(names[i] for i in sorted(reasons))
-    least = min_rows if undecided else MIN_ROWS_TO_SPLIT
+    is_kept = ~np.isin(code, list(reasons))
+    dropped_names = quote_list(names[i] for i in sorted(reasons))
+    required_rows = min_rows if undecided else MIN_ROWS_TO_SPLIT
     note = (
-        f"{count_phrase(len(reasons), 'client')} too small to split (fewer than {least} rows) left out: {left}; "
-        "the global model is used for them."
+        f"{count_phrase(len(reasons), 'client')} too small to split (fewer than {required_rows} rows) left out: "
+        f"{dropped_names}; the global model is used for them."
     )
-    code, names = compact_codes(code[keep], names)
-    return subset(table, keep), code, names, [note]
+    code, names = compact_codes(code[is_kept], names)
+    return subset(table, is_kept), code, names, [note]
 
 
 def find_unsplittable_clients(roles: ColumnRoles, code: np.ndarray, clients: int, min_rows: int) -> list[int]:
-    """Clients whose rows cannot be split into three parts, unless such small ones are asked for."""
+    """Return the clients whose rows cannot be split into three parts, unless `min_rows` allows them."""
     if roles.split is not None:
         return []
     return np.flatnonzero(np.bincount(code, minlength=clients) < min(MIN_ROWS_TO_SPLIT, min_rows)).tolist()
@@ -192,23 +194,26 @@ def find_unsplittable_clients(roles: ColumnRoles, code: np.ndarray, clients: int
 def explain_smallness(
     table: Table, roles: ColumnRoles, code: np.ndarray, clients: int, min_rows: int
 ) -> dict[int, str]:
-    """For each client that cannot be split: what it has, and what is needed."""
+    """Return, for each client that cannot be split, its rows and the required number."""
     if min_rows < 1:
         raise RequestError(f"min_rows must be at least 1, got {min_rows}.")
 
-    def few(count: np.ndarray, least: int, what: str, purpose: str = "to train, validate and test") -> dict[int, str]:
-        return {
-            int(i): f"{count_phrase(count[i], what)}; at least {least} {'is' if least == 1 else 'are'} needed {purpose}"
-            for i in np.flatnonzero(count < least)
-        }
+    def explain_counts(
+        count: np.ndarray, required: int, unit: str, purpose: str = "to train, validate and test"
+    ) -> dict[int, str]:
+        needed = f"at least {required} {'is' if required == 1 else 'are'} needed {purpose}"
+        return {int(i): f"{count_phrase(count[i], unit)}; {needed}" for i in np.flatnonzero(count < required)}
 
-    reasons = few(np.bincount(code, minlength=clients), min_rows, "row")
+    reasons = explain_counts(np.bincount(code, minlength=clients), min_rows, "row")
     if roles.group is not None:
         first = number_groups(code, group_codes(table, roles.group))[1]
-        reasons = few(np.bincount(code[first], minlength=clients), min(MIN_ROWS_TO_SPLIT, min_rows), "group") | reasons
+        reasons = (
+            explain_counts(np.bincount(code[first], minlength=clients), min(MIN_ROWS_TO_SPLIT, min_rows), "group")
+            | reasons
+        )
     if roles.split is not None:
         train = code[parts_from_column(table, roles.split) == TRAIN]
-        reasons = few(np.bincount(train, minlength=clients), 1, "training row", "to train") | reasons
+        reasons = explain_counts(np.bincount(train, minlength=clients), 1, "training row", "to train") | reasons
     return reasons
 
 
@@ -220,14 +225,14 @@ def group_codes(table: Table, unit: str) -> np.ndarray:
     return np.asarray(text.codes, dtype=np.int64)
 
 
-def subset(table: Table, keep: np.ndarray) -> Table:
-    """The table with some of its rows, which keep their places in the source."""
+def subset(table: Table, is_kept: np.ndarray) -> Table:
+    """Return the table with some of its rows, which keep their positions in the source."""
     return replace(
         table,
-        frame=table.frame.loc[keep].reset_index(drop=True),
-        origin=None if table.origin is None else table.origin[keep],
-        row=table.rows()[keep],
-        x=None if table.x is None else table.x[keep],
+        frame=table.frame.loc[is_kept].reset_index(drop=True),
+        origin=None if table.origin is None else table.origin[is_kept],
+        row=table.rows()[is_kept],
+        x=None if table.x is None else table.x[is_kept],
     )
 
 
@@ -243,11 +248,11 @@ def split_rows(
     """The part of every row, and notes."""
     if roles.split is not None:
         parts = parts_from_column(table, roles.split)
-        held = [np.bincount(code[parts == part], minlength=len(names)) for part in range(len(PARTS))]
+        counts = [np.bincount(code[parts == part], minlength=len(names)) for part in range(len(PARTS))]
         notes = [
-            f"{(held[part] == 0).sum()} of {len(names)} clients have no {PARTS[part]} rows."
+            f"{(counts[part] == 0).sum()} of {len(names)} clients have no {PARTS[part]} rows."
             for part in range(1, len(PARTS))
-            if (held[part] == 0).any()
+            if (counts[part] == 0).any()
         ]
         return parts, notes
     if roles.time is not None:
@@ -270,17 +275,15 @@ def weights_by_client(table: Table, column: str | None, code: np.ndarray, names:
     values = pd.to_numeric(table.frame[column], errors="coerce").to_numpy(float)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if len(wrong):
-        found = table.frame[column].iloc[wrong[0]]
-        raise RequestError(
-            f"{table.place(wrong[0])}, weights column '{column}': found '{found}', not a number above 0."
-        )
+        cell = table.frame[column].iloc[wrong[0]]
+        raise RequestError(f"{table.place(wrong[0])}, weights column '{column}': found '{cell}', not a number above 0.")
     first = values[np.unique(code, return_index=True)[1]]
     wrong = np.flatnonzero(values != first[code])
     if len(wrong):
-        one = code[wrong[0]]
+        position = code[wrong[0]]
         raise RequestError(
-            f"{table.place(wrong[0])}, weights column '{column}': client '{names[one]}' has {values[wrong[0]]:g} here "
-            f"and {first[one]:g} before; a client's weight is the same in all its rows."
+            f"{table.place(wrong[0])}, weights column '{column}': client '{names[position]}' has {values[wrong[0]]:g} "
+            f"here and {first[position]:g} before; a client's weight is the same in all its rows."
         )
     return dict(zip(names, first.tolist()))
 

@@ -1,9 +1,9 @@
-"""What clients say about their columns so that all can agree on one schema: counts, sums, extremes, no row.
+"""Statistics of the clients' columns, from which one schema is computed: counts, sums, extremes, no row.
 
-A summary has a row per client. A lone client's has one row; the pooled path writes all clients' at once, by the same
-functions. `merge` lays summaries together: whoever comes first, and however they are bracketed, the result is the same
-to the last bit, because clients are kept in the order of their names and sums over them are taken only afterwards, in
-that order. Each client's own sums run over its rows in the order of its table.
+A summary has one row per client. A single client's has one row; the pooled path computes all clients' at once, by the
+same functions. `merge_statistics` combines summaries; the result does not depend on their order or grouping, to the
+last bit, because clients are sorted by name and sums over them are taken afterwards, in that order. Each client's own
+sums run over its rows in the order of its table.
 
 Values that name something (levels of a category, classes of the target) are counted over clients.
 """
@@ -25,7 +25,7 @@ from mooring.data.column_types import sort_levels
 
 
 class LevelCount(NamedTuple):
-    """How many rows have a value, and the client that has it whose name comes first as text."""
+    """Number of rows with a value, and the first client that has it, sorted by name."""
 
     rows: int
     client: str
@@ -39,22 +39,22 @@ class ColumnStatistics:
     roles: dict[str, dict[str, LevelCount]] = field(default_factory=dict)  # role -> column's name -> how many clients
 
     def of(self, column: str, fact: str) -> np.ndarray:
-        """[m]: one fact of a column, client by client."""
+        """Return [m]: one statistic of a column by client."""
         return self.facts[column][fact]
 
     def total(self, column: str, fact: str) -> float:
         return float(self.of(column, fact)[:, None].sum(0)[0])
 
     def stack(self, columns: Sequence[str], fact: str) -> np.ndarray:
-        """[m, d]: one fact of several columns."""
+        """Return [m, d]: one statistic of several columns."""
         return np.stack([self.of(column, fact) for column in columns], axis=1)
 
-    def where(self, column: str, mask: np.ndarray) -> list[str]:
-        """The clients that have the column and for which the mask is true."""
+    def select_clients(self, column: str, mask: np.ndarray) -> list[str]:
+        """Return the clients that have the column and for which the mask is true."""
         return [name for name, yes in zip(self.clients, mask & (self.of(column, "has") > 0)) if yes]
 
     def to_json(self) -> str:
-        """Plain JSON; numbers are written so that they read back to the same bits."""
+        """Return JSON; numbers are restored to the same bits."""
         return json.dumps(
             {
                 "clients": self.clients,
@@ -67,20 +67,20 @@ class ColumnStatistics:
 
     @classmethod
     def from_json(cls, text: str) -> ColumnStatistics:
-        """Read what a client sent; anything but a summary is refused in one sentence."""
+        """Read a client's summary; anything else is refused in one sentence."""
         try:
-            found = json.loads(text, parse_constant=_no_number)
-            clients = tuple(_text(name) for name in found["clients"])
+            content = json.loads(text, parse_constant=_no_number)
+            clients = tuple(_text(name) for name in content["clients"])
             facts = {
-                _text(column): {_text(fact): _numbers(values, len(clients)) for fact, values in about.items()}
-                for column, about in found["facts"].items()
+                _text(column): {_text(fact): _numbers(values, len(clients)) for fact, values in column_facts.items()}
+                for column, column_facts in content["facts"].items()
             }
             levels, roles = (
                 {
-                    _text(key): {_text(k): LevelCount(_count(c), _text(who)) for k, (c, who) in of.items()}
+                    _text(key): {_text(k): LevelCount(_count(c), _text(client)) for k, (c, client) in of.items()}
                     for key, of in d
                 }
-                for d in (found["levels"].items(), found["roles"].items())
+                for d in (content["levels"].items(), content["roles"].items())
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as failure:
             raise RequestError(f"a client's summary cannot be read: {failure}.") from failure
@@ -105,58 +105,58 @@ def _count(value: Any) -> int:
     return value
 
 
-def _numbers(values: Any, many: int) -> np.ndarray:
-    if not isinstance(values, list) or len(values) != many:
-        raise ValueError(f"{many} numbers are needed, a number per client")
+def _numbers(values: Any, count: int) -> np.ndarray:
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"{count} numbers are needed, a number per client")
     if not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
         raise ValueError("a fact is no finite number")
     return np.array(values, dtype=float)
 
 
 def merge_statistics(summaries: Iterable[ColumnStatistics]) -> ColumnStatistics:
-    """All clients' summaries as one; the order in which they come does not matter."""
-    found = list(summaries)
-    clients = [name for summary in found for name in summary.clients]
+    """Return all clients' summaries as one; their order does not matter."""
+    parts = list(summaries)
+    clients = [name for summary in parts for name in summary.clients]
     if len(set(clients)) < len(clients):
         twice = next(name for name in clients if clients.count(name) > 1)
         raise RequestError(f"client '{twice}' sent its summary twice; client names must differ.")
     names = sort_levels(clients)
     place = {name: i for i, name in enumerate(names)}
-    rows = [np.array([place[name] for name in summary.clients]) for summary in found]
+    rows = [np.array([place[name] for name in summary.clients]) for summary in parts]
     facts: dict[str, dict[str, np.ndarray]] = {}
-    for summary, mine in zip(found, rows):
-        for column, about in summary.facts.items():
-            for fact, values in about.items():
-                facts.setdefault(column, {}).setdefault(fact, np.zeros(len(names)))[mine] = values
+    for summary, positions in zip(parts, rows):
+        for column, column_facts in summary.facts.items():
+            for fact, values in column_facts.items():
+                facts.setdefault(column, {}).setdefault(fact, np.zeros(len(names)))[positions] = values
     return ColumnStatistics(
         tuple(names),
         {column: facts[column] for column in sorted(facts)},
-        _added([summary.levels for summary in found]),
-        _added([summary.roles for summary in found]),
+        _add_counts([summary.levels for summary in parts]),
+        _add_counts([summary.roles for summary in parts]),
     )
 
 
-def _added(parts: Sequence[dict[str, dict[str, LevelCount]]]) -> dict[str, dict[str, LevelCount]]:
-    """Counts added up, value by value."""
+def _add_counts(parts: Sequence[dict[str, dict[str, LevelCount]]]) -> dict[str, dict[str, LevelCount]]:
+    """Return counts, added up by value."""
     out: dict[str, dict[str, LevelCount]] = {}
     for part in parts:
         for column, levels in part.items():
-            known = out.setdefault(column, {})
+            counts = out.setdefault(column, {})
             for value, level in levels.items():
-                before = known.get(value, LevelCount(0, level.client))
-                known[value] = LevelCount(before.rows + level.rows, min(before.client, level.client))
+                before = counts.get(value, LevelCount(0, level.client))
+                counts[value] = LevelCount(before.rows + level.rows, min(before.client, level.client))
     return {column: dict(sorted(out[column].items())) for column in sorted(out)}
 
 
 def sum_by_client(values: np.ndarray, code: np.ndarray, clients: int) -> np.ndarray:
-    """Each client's sum [clients] of values [N], where row r belongs to client code[r]."""
+    """Return each client's sum [clients] of values [N], where row r belongs to client code[r]."""
     return np.bincount(code, weights=values, minlength=clients)
 
 
 def count_levels(
     codes: np.ndarray, values: Sequence[str], code: np.ndarray, clients: Sequence[str]
 ) -> dict[str, LevelCount]:
-    """How often each of `values` occurs among the clients' rows; code -1 is a missing value."""
+    """Return the number of rows with each of `values`; code -1 is a missing value."""
     present = codes >= 0
     owner, level = code[present], codes[present]
     ordered = sorted(clients)
@@ -169,11 +169,11 @@ def count_levels(
 
 
 def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict[str, np.ndarray]:
-    """What sorting tells, client by client: how many finite values there are, how many of them differ, the extremes,
-    the median, how far the quartiles are apart, and the mean distance from the median. 0 where there is no value.
+    """Return order statistics by client: the number of finite values and of different ones, the extremes,
+    the median, the interquartile range, and the mean distance from the median; 0 if there is no value.
 
-    None of these is a cell of the table: extremes are rounded outwards and the median to steps of a tenth or less of
-    the mean distance, values that are short decimals at that anyway aside. Where all values are one, see `disguised`.
+    These are not cells of the table: extremes are rounded outwards and the median to steps of a tenth or less of
+    the mean distance, except for values that are such short decimals anyway. If all values are equal, see `disguise`.
     """
     present = np.isfinite(values)
     values, code = values[present], code[present]
@@ -181,14 +181,14 @@ def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict
     value, owner = values[order], code[order]
     size = np.bincount(owner, minlength=clients)
     start = np.cumsum(size) - size
-    some = size > 0
+    has_values = size > 0
     new = np.ones(len(value), dtype=bool)
     new[1:] = (value[1:] != value[:-1]) | (owner[1:] != owner[:-1])
 
     def at(share: float) -> np.ndarray:
         """The value below which that share of a client's values lies (an observed one)."""
         out = np.zeros(clients)
-        out[some] = value[start[some] + np.floor(share * (size[some] - 1)).astype(np.int64)]
+        out[has_values] = value[start[has_values] + np.floor(share * (size[has_values] - 1)).astype(np.int64)]
         return out
 
     middle = at(0.5)
@@ -198,14 +198,14 @@ def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict
     top = np.finfo(float).max
     low, high, off = at(0.0), at(1.0), np.minimum(off, top)
     step = steps(off)
-    alike = low == high
+    is_constant = low == high
     low, high = (
-        np.where(alike, low, to_steps(low, step, np.floor)),
-        np.where(alike, high, to_steps(high, step, np.ceil)),
+        np.where(is_constant, low, to_steps(low, step, np.floor)),
+        np.where(is_constant, high, to_steps(high, step, np.ceil)),
     )
-    middle = np.where(alike, middle, to_steps(middle, step, np.rint))
-    for k in np.flatnonzero(alike & (low != 0)):
-        low[k] = high[k] = middle[k] = disguised(low[k])
+    middle = np.where(is_constant, middle, to_steps(middle, step, np.rint))
+    for k in np.flatnonzero(is_constant & (low != 0)):
+        low[k] = high[k] = middle[k] = disguise(low[k])
     return {
         "finite": size.astype(float),
         "distinct": sum_by_client(new, owner, clients),
@@ -222,20 +222,20 @@ def steps(size: np.ndarray) -> np.ndarray:
     return 10.0 ** (np.floor(np.log10(np.where(size > 0, size, 10.0))) - 1)
 
 
-def to_steps(values: np.ndarray, step: np.ndarray, way: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Values at whole numbers of steps, `way` (floor, ceil, rint) from where they are; those that are there stay."""
+def to_steps(values: np.ndarray, step: np.ndarray, rounding: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return values rounded to multiples of the step by `rounding` (floor, ceil, rint); multiples are unchanged."""
     with np.errstate(over="ignore", invalid="ignore"):
         count = values / step
-        near = np.rint(count)
-        there = np.abs(count - near) <= 1e-9 + 4 * np.finfo(float).eps * np.abs(count)
-        moved = np.where(there, values, way(count) * step)
+        nearest = np.rint(count)
+        is_on_step = np.abs(count - nearest) <= 1e-9 + 4 * np.finfo(float).eps * np.abs(count)
+        moved = np.where(is_on_step, values, rounding(count) * step)
     return np.where(np.isfinite(moved), moved, values)
 
 
-def disguised(value: float) -> float:
-    """A value that all rows of a client share, to three digits, with a fingerprint of it in the digits behind: clients
-    with the same value say the same, and those with others say others."""
-    short = float(f"{value:.3g}")
-    if short == value:
+def disguise(value: float) -> float:
+    """Return a value that all rows of a client share, to three digits, with a fingerprint of it in later digits:
+    clients with equal values send equal numbers, others send different ones."""
+    rounded = float(f"{value:.3g}")
+    if rounded == value:
         return value
-    return short * (1 + 1e-6 * (1 + zlib.crc32(struct.pack("<d", value))) / 2**32)
+    return rounded * (1 + 1e-6 * (1 + zlib.crc32(struct.pack("<d", value))) / 2**32)

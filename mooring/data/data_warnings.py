@@ -1,5 +1,4 @@
-"""Values that are probably not what they seem: codes for missing, one level spelt twice, a column that gives the
-target away."""
+"""Suspicious values: codes for missing values, one level spelled twice, a column that reveals the target."""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ TIME_NAME = re.compile(r"(?i)\b(year|yr|date|day|days|week|month|quarter|time|vi
 MAX_LEVELS_FOR_TYPOS = 300
 MIN_ROWS_OF_SPELLING, MIN_TYPO_RATIO = 10, 10  # rows of the right spelling: in all, and per row of the wrong one
 MIN_WORD_LETTERS, MIN_LIKENESS = 4, 0.85
-MIN_ROWS_FOR_LEAK, MAX_ROWS_FOR_LEAK = 30, 100_000  # of those to see whether a column gives the target away
+MIN_ROWS_FOR_LEAK, MAX_ROWS_FOR_LEAK = 30, 100_000  # of the test whether a column reveals the target
 
 
 def find_leaks(columns: Mapping[str, Values], target: Target, name_of_target: str) -> Iterator[tuple[str, str]]:
     """(column, a sentence) for every column that predicts the target almost perfectly."""
     for name, values in columns.items():
-        same = values.codes if isinstance(values, pd.Categorical) else values
+        codes = values.codes if isinstance(values, pd.Categorical) else values
         cure = f"use --drop '{name}', or --allow '{name}' if it is known before the target is."
-        if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(same, target.y):
+        if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(codes, target.y):
             yield name, f"Column '{name}' equals the target '{name_of_target}': {cure}"
         elif predicts_perfectly(values, target):
             yield name, f"Column '{name}' predicts the target '{name_of_target}' almost perfectly: {cure}"
@@ -46,11 +45,11 @@ def find_suspicious_values(
     """(column, a sentence) for categories that may be one, and for numbers that may be codes for missing values."""
     for name, values in columns.items():
         if isinstance(values, pd.Categorical):
-            for one, two in twin_levels(values.categories):
+            for first, two in twin_levels(values.categories):
                 yield (
                     name,
-                    f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two; "
-                    f'--merge-levels "{two}={one}" makes them one.',
+                    f"Column '{name}': '{first}' and '{two}' differ in case or spaces only, but count as two; "
+                    f'--merge-levels "{two}={first}" makes them one.',
                 )
             for rare, usual in find_typos(values):
                 yield (
@@ -58,15 +57,15 @@ def find_suspicious_values(
                     f"Column '{name}': '{rare}' may be a typing error of '{usual}'; "
                     f'--merge-levels "{rare}={usual}" makes them one.',
                 )
-        elif found := sentinel(values):
-            code, count = found
+        elif suspect := sentinel(values):
+            code, count = suspect
             yield (
                 name,
                 f"Column '{name}': {code:g} stands in {count_phrase(count, 'row')}, far from all other values; if it "
                 "means missing, leave those cells empty.",
             )
-    for one, two in twin_levels(target.classes):
-        yield name_of_target, f"Target '{name_of_target}': classes '{one}' and '{two}' differ in case or spaces only."
+    for first, two in twin_levels(target.classes):
+        yield name_of_target, f"Target '{name_of_target}': classes '{first}' and '{two}' differ in case or spaces only."
 
 
 def find_typos(values: pd.Categorical) -> list[tuple[str, str]]:
@@ -79,18 +78,22 @@ def find_typos(values: pd.Categorical) -> list[tuple[str, str]]:
     pairs = []
     for level, n in zip(levels, count):
         if n > 0 and is_word(level):
-            frequent = [other for other in usual if n * MIN_TYPO_RATIO <= count[levels.index(other)] and other != level]
+            frequent = [
+                candidate
+                for candidate in usual
+                if n * MIN_TYPO_RATIO <= count[levels.index(candidate)] and candidate != level
+            ]
             close = difflib.get_close_matches(level.casefold(), [o.casefold() for o in frequent], 1, MIN_LIKENESS)
             if close:
-                other = next(o for o in frequent if o.casefold() == close[0])
-                if other.casefold() != level.casefold():  # else they are twins
-                    pairs.append((level, other))
+                candidate_level = next(o for o in frequent if o.casefold() == close[0])
+                if candidate_level.casefold() != level.casefold():  # else they are twins
+                    pairs.append((level, candidate_level))
     return pairs
 
 
 def is_word(level: str) -> bool:
-    """Whether a level is long enough to be misspelt, and without digits, which count things."""
-    return len(level) >= MIN_WORD_LETTERS and not any(letter.isdigit() for letter in level)
+    """Return whether a level is long enough to be misspelled and has no digits."""
+    return len(level) >= MIN_WORD_LETTERS and not any(character.isdigit() for character in level)
 
 
 def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | None:
@@ -119,13 +122,13 @@ def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | No
 
 
 def sentinel(values: np.ndarray) -> tuple[float, int] | None:
-    """A number such as -999 that repeats and lies apart from all other values, and how often it stands there."""
-    known = values[np.isfinite(values)]
-    if len(known) < MIN_ROWS_FOR_LEAK:
+    """Return a number such as -999 that repeats and is far from all other values, and its count."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < MIN_ROWS_FOR_LEAK:
         return None
-    for code in (known.min(), known.max()):
-        count = int((known == code).sum())
-        others = known[known != code]
+    for code in (finite.min(), finite.max()):
+        count = int((finite == code).sum())
+        others = finite[finite != code]
         if code in SENTINELS and count > 1 and len(others):
             gap, range_ = np.abs(others - code).min(), others.max() - others.min()
             if gap > range_ > 0:  # further away than all the others lie from each other
@@ -134,43 +137,43 @@ def sentinel(values: np.ndarray) -> tuple[float, int] | None:
 
 
 def twin_levels(levels: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of levels that differ in case or spaces only."""
-    seen: dict[str, str] = {}
+    """Return pairs of levels that differ in case or spaces only."""
+    first_levels: dict[str, str] = {}
     pairs = []
     for level in levels:
-        plain = " ".join(level.split()).casefold()
-        if plain in seen:
-            pairs.append((seen[plain], level))
-        seen.setdefault(plain, level)
+        normalized = " ".join(level.split()).casefold()
+        if normalized in first_levels:
+            pairs.append((first_levels[normalized], level))
+        first_levels.setdefault(normalized, level)
     return pairs
 
 
 def predicts_perfectly(values: Values, target: Target) -> bool:
-    """Whether one column alone tells the target nearly perfectly.
+    """Return whether one column predicts the target almost perfectly.
 
     Few levels: the most frequent class of each level (or its mean) explains nearly all. Many numbers: the correlation
     with a number is nearly 1; or, along the sorted column, the class changes hardly more often than there are classes.
     """
-    known = np.flatnonzero(~is_missing(values) if isinstance(values, pd.Categorical) else np.isfinite(values))
-    known = known[:: 1 + len(known) // MAX_ROWS_FOR_LEAK]
-    y = np.asarray(target.y)[known]
+    present = np.flatnonzero(~is_missing(values) if isinstance(values, pd.Categorical) else np.isfinite(values))
+    present = present[:: 1 + len(present) // MAX_ROWS_FOR_LEAK]
+    y = np.asarray(target.y)[present]
     if len(y) < MIN_ROWS_FOR_LEAK:
         return False
-    column: Any = values[known]
+    column: Any = values[present]
     number = np.asarray(column.codes if isinstance(column, pd.Categorical) else column, dtype=float)
     classes = target.kind in (BINARY, CLASSES)
     if classes and np.bincount(y).max() > MAX_MAJORITY_SHARE * len(y):
         return False
     level = np.unique(number, return_inverse=True)[1]
-    many = int(level.max()) + 1
-    if many <= min(MAX_LEVELS_FOR_LEAK, len(y) / 5):
+    num_levels = int(level.max()) + 1
+    if num_levels <= min(MAX_LEVELS_FOR_LEAK, len(y) / 5):
         return explained_by_levels(level, y, classes) >= MIN_EXPLAINED_SHARE
     if isinstance(column, pd.Categorical):
         return False
     if not classes:
         sizes = np.abs(number).max(), np.abs(y).max()  # divided by, so that squares do not overflow
         return np.ptp(y) > 0 and np.corrcoef(number / sizes[0], y / sizes[1])[0, 1] ** 2 >= MIN_EXPLAINED_SHARE
-    if many < 0.9 * len(y):  # ties hide the order
+    if num_levels < 0.9 * len(y):  # ties hide the order
         return False
     ordered = y[np.argsort(number, kind="stable")]
     runs = 1 + int((ordered[1:] != ordered[:-1]).sum())

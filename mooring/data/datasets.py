@@ -27,7 +27,7 @@ EMBEDDED_TABLES = {
         "parkinsons.csv", "subject", "total_UPDRS", "Parkinson symptoms of 42 patients, by voice"
     ),
 }
-IMAGES = "mooring.data.image_datasets"  # its `load_image_dataset` loads all that is no table
+IMAGES = "mooring.data.image_datasets"  # its `load_image_dataset` loads data sets that are not tables
 SUMMARIES = {
     "digits": "1,797 handwritten digits, 8 x 8",
     "mnist": "70,000 handwritten digits, 28 x 28",
@@ -43,7 +43,7 @@ SUMMARIES = {
     "shakespeare": "the next character, a client per role",
 }
 LOADERS = dict.fromkeys(SUMMARIES, IMAGES)  # name -> module, imported when it is needed
-WITH_DEPENDENCIES = ("digits",)  # scikit-learn brings it
+WITH_DEPENDENCIES = ("digits",)  # part of scikit-learn
 
 
 def known_datasets() -> list[str]:
@@ -51,7 +51,7 @@ def known_datasets() -> list[str]:
 
 
 def describe(name: str) -> dict[str, str]:
-    """Name, summary, and what the user must have for it."""
+    """Return the name, the summary, and the files that the user must have."""
     require_known_dataset(name)
     summary = EMBEDDED_TABLES[name].summary if name in EMBEDDED_TABLES else SUMMARIES[name]
     free = name in EMBEDDED_TABLES or name in WITH_DEPENDENCIES
@@ -59,7 +59,7 @@ def describe(name: str) -> dict[str, str]:
 
 
 def is_dataset_name(source: Any) -> bool:
-    """Whether a source is the name of a data set rather than a path; a file of that name comes first."""
+    """Return whether a source is the name of a data set and not a path; an existing file has priority."""
     return isinstance(source, str) and source in known_datasets() and not Path(source).exists()
 
 
@@ -75,7 +75,7 @@ def table_path(name: str) -> Path:
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
-    """The data set `name`, which is no table; `options` are those of `load_image_dataset`."""
+    """Load the data set `name`, which is not a table; `options` are those of `load_image_dataset`."""
     require_known_dataset(name)
     if name in EMBEDDED_TABLES:
         raise RequestError(f"data set '{name}' is a table; load it like a file.")

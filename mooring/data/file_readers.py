@@ -30,7 +30,7 @@ from mooring.data.typed_columns import ReadingOptions
 CSV_ENDINGS, PARQUET_ENDINGS, EXCEL_ENDINGS = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 GZIP_ENDING = ".gz"
 ENDINGS = (*CSV_ENDINGS, *(ending + GZIP_ENDING for ending in CSV_ENDINGS), *EXCEL_ENDINGS, *PARQUET_ENDINGS)
-# What stands for a missing value: pandas' own list, and how the UCI repository, and SAS and Stata, write it.
+# Texts for missing values: pandas' own list, and those of the UCI repository, SAS and Stata.
 MISSING_TEXTS = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "None", "n/a", "nan", "null", "?", ".",
@@ -43,17 +43,17 @@ UTF8, WINDOWS, LATIN = "utf-8-sig", "cp1252", "latin-1"
 
 
 class CellReading(NamedTuple):
-    """Columns that are read in their own way."""
+    """Columns that need special reading, and formats of cells."""
 
-    text: frozenset[str] = frozenset()  # stay as they are written (no 007 to 7)
-    names: frozenset[str] = frozenset()  # so do these, and NA or None is a name: only an empty cell is missing
-    categorical: frozenset[str] = frozenset()  # are categories, whatever they hold
-    decimal: str = ""  # "." or ","; "": found out, column by column
+    text: frozenset[str] = frozenset()  # not converted (007 does not become 7)
+    names: frozenset[str] = frozenset()  # not converted, and NA or None is a name: only an empty cell is missing
+    categorical: frozenset[str] = frozenset()  # read as categories
+    decimal: str = ""  # "." or ","; "": detected by column
     decimal_hint: str = ""  # the decimal mark of an earlier table
-    date_format: str = ""  # such as %d.%m.%Y; "": found out
+    date_format: str = ""  # such as %d.%m.%Y; "": detected
     na: tuple[str, ...] = ()  # further texts that stand for a missing value
-    sheet: str = ""  # of a workbook: its name or number; "": the first that holds a table
-    header_row: int | None = None  # from 1; None: found out
+    sheet: str = ""  # of a workbook: its name or number; "": the first that contains a table
+    header_row: int | None = None  # from 1; None: detected
     formats: tuple[tuple[str, CellFormat], ...] = ()  # of an earlier table's columns
 
     @property
@@ -69,14 +69,16 @@ class CellReading(NamedTuple):
         return {name: [""] if name in self.names else [*MISSING_TEXTS, *self.na] for name in header}
 
     def typing(self, hint: str = "") -> ReadingOptions:
-        """How text columns become numbers and dates."""
+        """Return the options of the conversion of text columns to numbers and dates."""
         hint = hint or self.decimal_hint
-        named = self.text | self.names
-        return ReadingOptions(named, self.categorical, self.decimal, hint, self.date_format, self.na, self.formats)
+        unconverted = self.text | self.names
+        return ReadingOptions(
+            unconverted, self.categorical, self.decimal, hint, self.date_format, self.na, self.formats
+        )
 
 
 class FileContent(NamedTuple):
-    """A file's rows; the index holds their numbers in the file, from 0."""
+    """A file's rows; the index contains their numbers in the file, from 0."""
 
     frame: pd.DataFrame
     decimal: str  # "," where the file shows that it uses decimal commas
@@ -117,7 +119,7 @@ def read_file(path: Path, cells: CellReading) -> FileContent:
 
 
 def require_distinct_names(names: Iterable[str], title: str) -> None:
-    twice = next(((name, many) for name, many in Counter(names).items() if name and many > 1), None)
+    twice = next(((name, count) for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise RequestError(f"{title}: column '{twice[0]}' appears {twice[1]} times; names must differ.")
 
@@ -136,7 +138,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
 
 def read_excel(path: Path, cells: CellReading) -> FileContent:
-    """A sheet's table: titles above the header, total rows and footers are left out, and notes say so."""
+    """Return a sheet's table without titles above the header, total rows and footers, and notes on these."""
     if importlib.util.find_spec("openpyxl") is None:
         raise RequestError(
             f"{path.name}: Excel files are read with the package openpyxl, which is not installed; "
@@ -150,12 +152,12 @@ def read_excel(path: Path, cells: CellReading) -> FileContent:
                 )
         with pd.ExcelFile(path, engine="openpyxl") as book:
             names = [str(name) for name in book.sheet_names]
-            asked = choose_sheet(path.name, names, cells.sheet) if cells.sheet else None
+            requested_sheet = choose_sheet(path.name, names, cells.sheet) if cells.sheet else None
             sheets = {
                 name: pd.read_excel(
                     book, sheet_name=name, header=None, dtype=object, keep_default_na=False, na_values=[""]
                 )
-                for name in ([asked] if asked else names)
+                for name in ([requested_sheet] if requested_sheet else names)
             }
     except (zipfile.BadZipFile, KeyError, ValueError, SyntaxError, IndexError) as failure:
         if isinstance(failure, RequestError):
@@ -165,40 +167,44 @@ def read_excel(path: Path, cells: CellReading) -> FileContent:
     layouts = {name: find_layout(sheet, header) for name, sheet in sheets.items()}
     chosen = next((name for name, layout in layouts.items() if layout is not None), None)
     if chosen is None:
-        where = f"sheet '{asked}' has" if asked else "it has"
-        raise RequestError(f"{path.name}: {where} no table: a header and at least one row below it are needed.")
+        location = f"sheet '{requested_sheet}' has" if requested_sheet else "it has"
+        raise RequestError(f"{path.name}: {location} no table: a header and at least one row below it are needed.")
     layout, sheet = layouts[chosen], sheets[chosen]
     assert layout is not None
     notes = []
-    if len(names) > 1 and not asked:
+    if len(names) > 1 and not requested_sheet:
         notes.append(f"{path.name}: sheet '{chosen}' of {len(names)} was read; --sheet sets another.")
     return FileContent(table_in_sheet(sheet, layout, cells, path.name), "", [*notes, *layout.describe(path.name)])
 
 
-def choose_sheet(title: str, names: list[str], asked: str) -> str:
-    """The sheet of a name, or of a number from 1 on."""
-    if asked in names:
-        return asked
-    if asked.isdigit() and 1 <= int(asked) <= len(names):
-        return names[int(asked) - 1]
-    raise RequestError(f"{title}: there is no sheet '{asked}'; it has {', '.join(map(repr, names))}.")
+def choose_sheet(title: str, names: list[str], requested: str) -> str:
+    """Return the sheet with a name, or with a number from 1."""
+    if requested in names:
+        return requested
+    if requested.isdigit() and 1 <= int(requested) <= len(names):
+        return names[int(requested) - 1]
+    raise RequestError(f"{title}: there is no sheet '{requested}'; it has {', '.join(map(repr, names))}.")
 
 
 def table_in_sheet(sheet: pd.DataFrame, layout: SheetLayout, cells: CellReading, title: str) -> pd.DataFrame:
     """The rows of a table inside a sheet, typed as the cells are."""
-    used = [
+    used_columns = [
         j for j in sheet.columns if pd.notna(sheet.iat[layout.header, j]) or sheet[j].iloc[layout.data].notna().any()
     ]
-    header = named_columns([text_of_cell(sheet.iat[layout.header, j]) for j in used])
+    header = named_columns([text_of_cell(sheet.iat[layout.header, j]) for j in used_columns])
     require_distinct_names(header, title)
-    frame = sheet.iloc[layout.data, used].set_axis(header, axis=1)
+    frame = sheet.iloc[layout.data, used_columns].set_axis(header, axis=1)
     frame.index = pd.Index(layout.data - layout.header - 1)
     missing = cells.missing(header)
     columns = {}
     for name in header:
         column = frame[name]
-        gone = set(missing[name])
-        column = column.mask(column.map(lambda value, gone=gone: isinstance(value, str) and value.strip() in gone))
+        missing_texts = set(missing[name])
+        column = column.mask(
+            column.map(
+                lambda value, missing_texts=missing_texts: isinstance(value, str) and value.strip() in missing_texts
+            )
+        )
         if name in cells.as_written:
             column = column.map(text_of_cell, na_action="ignore")
         columns[name] = column.infer_objects()
@@ -212,8 +218,8 @@ def text_of_cell(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def unpacked(path: Path) -> bytes:
-    """What is in a gzipped file."""
+def unpack(path: Path) -> bytes:
+    """Return the content of a gzipped file."""
     try:
         with gzip.open(path) as file:
             content = file.read(MAX_UNPACKED_BYTES + 1)
@@ -225,14 +231,14 @@ def unpacked(path: Path) -> bytes:
 
 
 def named_columns(header: list[str]) -> list[str]:
-    """Names without spaces around them; a column without a name is called by its place."""
+    """Return names without surrounding spaces; a column without a name is named by its position."""
     stripped = [name.strip() for name in header]
     return [name or f"Unnamed: {i}" for i, name in enumerate(stripped)]
 
 
 def read_csv(path: Path, cells: CellReading) -> FileContent:
-    """The rows of a CSV file; the header line, read to its end, shows the separator."""
-    content = unpacked(path) if path.suffix.lower() == GZIP_ENDING else None
+    """Return the rows of a CSV file; the header line determines the separator."""
+    content = unpack(path) if path.suffix.lower() == GZIP_ENDING else None
     with io.BytesIO(content) if content is not None else path.open("rb") as file:
         head = file.read(SNIFF_BYTES)
         size = file.seek(0, io.SEEK_END)
@@ -296,10 +302,10 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
     return FileContent(frame[~total], COMMA if comma else "", notes)
 
 
-def lines_above_header(head: str, asked: int | None) -> int:
-    """How many lines stand above the header: as asked, or those at the top that have far fewer values than the rest."""
-    if asked is not None:
-        return asked - 1
+def lines_above_header(head: str, header_row: int | None) -> int:
+    """Return the number of lines above the header: as requested, or those at the top with far fewer values."""
+    if header_row is not None:
+        return header_row - 1
     lines = head.splitlines()[:HEADER_SEARCH_LINES]
     counts = np.array([max(line.count(mark) for mark in ",;\t") for line in lines])
     filled = np.array([bool(line.strip()) for line in lines], dtype=bool)
@@ -314,19 +320,19 @@ def lines_above_header(head: str, asked: int | None) -> int:
 
 
 def is_total(frame: pd.DataFrame) -> np.ndarray:
-    """[rows]: whether a row adds up others: by its first cell, and some cells are empty or it is the last row."""
+    """Return [rows]: whether a row is a total, by its first cell, and has empty cells or is the last row."""
     out = np.zeros(len(frame), dtype=bool)
     if not len(frame) or types.is_numeric_dtype(frame.iloc[:, 0]):
         return out
     first = frame.iloc[:, 0].astype(object)
-    says = first.map(lambda value: isinstance(value, str) and TOTAL.match(value) is not None).to_numpy(bool)
-    out[says] = frame[says].isna().any(axis=1).to_numpy()
-    out[-1] |= says[-1]
+    is_labelled = first.map(lambda value: isinstance(value, str) and TOTAL.match(value) is not None).to_numpy(bool)
+    out[is_labelled] = frame[is_labelled].isna().any(axis=1).to_numpy()
+    out[-1] |= is_labelled[-1]
     return out if out.sum() < len(frame) else np.zeros(len(frame), dtype=bool)
 
 
 def encoding_of(path: Path, content: bytes | None) -> str:
-    """UTF-8 where the whole file is; else what Windows programs write, or Latin-1, which reads any bytes."""
+    """Return UTF-8 if the file is valid, else the Windows encoding, or Latin-1, which accepts any bytes."""
     for encoding in (UTF8, WINDOWS):
         try:
             with text_of(path, content, encoding) as lines:
@@ -344,7 +350,7 @@ def text_of(path: Path, content: bytes | None, encoding: str) -> io.TextIOWrappe
 
 
 def read_header(lines: io.TextIOWrapper) -> tuple[list[str], str]:
-    """The names in the first line that is not blank, as long as it may be, and what separates them."""
+    """Return the names in the first line that is not blank, and their separator."""
     first = next((line for line in iter(lines.readline, "") if line.strip()), "")
     separator = max(",;\t", key=first.count)
 
@@ -356,10 +362,10 @@ def read_header(lines: io.TextIOWrapper) -> tuple[list[str], str]:
 
 
 def refuse_cut(tail: str, separator: str, columns: int, title: str) -> None:
-    """A last line without an end and with too few values means that the file was cut off."""
+    """Refuse a file whose last line has no end and too few values: it was cut off."""
     lines = tail.splitlines()
     if len(lines) < 2 or tail.endswith(("\n", "\r")) or '"' in lines[-1]:
         return
-    found = lines[-1].count(separator) + 1
-    if found < columns:
-        raise RequestError(f"{title}: the last line has {found} of {columns} values; the file seems to be cut off.")
+    values = lines[-1].count(separator) + 1
+    if values < columns:
+        raise RequestError(f"{title}: the last line has {values} of {columns} values; the file seems to be cut off.")

@@ -1,10 +1,10 @@
 """Federations from public images and texts: a pool, a partition, a test protocol.
 
     P1   every client is tested on rows like its own: a share of its rows, class by class
-    P2   every client is tested on one common set with all classes: the data set's own test part, or a held-out share
+    P2   every client is tested on one shared set with all classes: the data set's own test part, or a held-out share
 
-Accuracies under the two cannot be compared: a client with 2 of 10 classes that learns alone may reach 100 % under P1
-and at most about 20 % under P2.
+Accuracies under the two cannot be compared: a local model of a client with 2 of 10 classes may reach 100% under P1
+and at most about 20% under P2.
 """
 
 from __future__ import annotations
@@ -47,31 +47,33 @@ def load_image_dataset(
     flat: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> Clients:
-    """The public data set `name` as a federation.
+    """Load the public data set `name` as a federation.
 
     `partition`: "group" gives each writer, user or role its own rows and is the default where those are known; else
     "classes" (exactly `classes_per_client` classes each, the default), "shards" (as many shards each), "dirichlet" and
     "dirichlet_equal" (`alpha`), "iid" or "powerlaw" (`exponent`). `clients`: 100, or all groups with `least` rows.
     `only` keeps some classes. `samples_per_client` caps a client's rows, before `test` (P1, and P2 without a test part
-    of its own) and `validation` shares are taken from them; `test_samples` caps the common test set of P2.
-    Images are standardised by the fixed constants in `pools`, and are vectors or (`flat = False`) [channel, row,
-    column]; texts stay token codes, int64.
+    of its own) and `validation` shares are taken from them; `test_samples` caps the shared test set of P2.
+    Images are standardized by the fixed constants of `benchmark_datasets`, and are vectors or (`flat = False`)
+    [channel, row, column]; texts stay token codes, int64.
     """
     pool = load_benchmark(name, data_dir)
     _check(partition, protocol, test, validation)
     if only is not None:
-        pool = _keep(pool, only)
+        pool = _select_classes(pool, only)
     partition = partition or ("classes" if pool.group is None else "group")
     if partition == "group" and pool.group is None:
         raise RequestError(f"data set '{name}' does not know who made its rows; partition it otherwise than by group.")
     x, y, free, common = _sources(pool, partition, protocol, test, seed)
-    dealt = _deal(partition, y[free], pool.group, clients, classes_per_client, alpha, exponent, least, seed)
-    dealt = [free[rows] for rows in dealt]
+    rows_by_client = _assign_rows(
+        partition, y[free], pool.group, clients, classes_per_client, alpha, exponent, least, seed
+    )
+    rows_by_client = [free[rows] for rows in rows_by_client]
     maker = pool.group if partition == "group" else None
-    names = [f"client {i}" if maker is None else str(maker[rows[0]]) for i, rows in enumerate(dealt)]
+    names = [f"client {i}" if maker is None else str(maker[rows[0]]) for i, rows in enumerate(rows_by_client)]
     split = [
-        _split(rows, y[rows], samples_per_client, 0.0 if common is not None else test, validation, who, seed)
-        for who, rows in zip(names, dealt)
+        _split(rows, y[rows], samples_per_client, 0.0 if common is not None else test, validation, client_name, seed)
+        for client_name, rows in zip(names, rows_by_client)
     ]
     trains, validations, tests = ([parts[k] for parts in split] for k in range(3))
     if protocol == "P2" and common is None:
@@ -82,21 +84,21 @@ def load_image_dataset(
         tests = [common]
 
     def rows(index: list[np.ndarray]) -> Rows:
-        every = np.concatenate(index)
-        size = torch.tensor([len(own) for own in index])
-        values = _tensor(x[every], pool.scale, flat, dtype)
-        return Rows(values, torch.from_numpy(y[every]), torch.cumsum(size, 0) - size, size)
+        positions = np.concatenate(index)
+        size = torch.tensor([len(client_rows) for client_rows in index])
+        values = _tensor(x[positions], pool.scale, flat, dtype)
+        return Rows(values, torch.from_numpy(y[positions]), torch.cumsum(size, 0) - size, size)
 
-    def everyones(one: Rows) -> Rows:
-        """The same rows for every client, stored once."""
-        return Rows(one.x, one.y, one.start.expand(len(names)).clone(), one.size.expand(len(names)).clone())
+    def share_rows(shared: Rows) -> Rows:
+        """Return the same rows for every client, stored once."""
+        return Rows(shared.x, shared.y, shared.start.expand(len(names)).clone(), shared.size.expand(len(names)).clone())
 
     tested = rows(tests)
     return Clients(
         tuple(names),
         rows(trains),
         rows(validations),
-        everyones(tested) if common is not None else tested,
+        share_rows(tested) if common is not None else tested,
         kind=CLASSES,
         classes=pool.classes,
         title=f"{name} ({pool.source}), {len(names)} clients, partition '{partition}', test protocol {protocol}",
@@ -104,7 +106,7 @@ def load_image_dataset(
 
 
 def interleave_classes(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random order of the rows in which every stretch has about the proportions of the labels y.
+    """Return a random order in which every block of rows has about the proportions of the labels y.
 
     Rows of a class take random places at the quantiles (rank + u) / size, u uniform.
     """
@@ -120,7 +122,7 @@ def interleave_classes(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _sources(
     pool: BenchmarkDataset, partition: str, protocol: str, test: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """x, y, which of their rows are dealt to clients, and which are everyone's test set (None: the clients' own)."""
+    """Return x, y, the rows that are assigned to clients, and the shared test rows (None: the clients' own)."""
     x, y, train = pool.x, pool.y, np.arange(len(pool.y))
     if pool.x_test is not None and (protocol == "P2" or pool.group is None):
         x, y = np.concatenate([x, pool.x_test]), np.concatenate([y, pool.y_test])
@@ -132,8 +134,8 @@ def _sources(
     if partition == "group":  # the clients' held-out rows together
         return x, y, train, None
     order = interleave_classes(y, generator(seed, "split"))
-    held = max(round(test * len(y)), 1)
-    return x, y, order[held:], order[:held]
+    test_rows = max(round(test * len(y)), 1)
+    return x, y, order[test_rows:], order[:test_rows]
 
 
 def _check(partition: str | None, protocol: str, test: float, validation: float) -> None:
@@ -147,28 +149,28 @@ def _check(partition: str | None, protocol: str, test: float, validation: float)
         )
 
 
-def _keep(pool: BenchmarkDataset, only: Sequence[str]) -> BenchmarkDataset:
-    """The rows of some classes, coded in the order of `only`."""
-    strange = [label for label in only if label not in pool.classes]
-    if strange:
-        raise RequestError(f"class {strange[0]!r} is not in the data; known are {', '.join(pool.classes)}.")
+def _select_classes(pool: BenchmarkDataset, only: Sequence[str]) -> BenchmarkDataset:
+    """Return the rows of some classes, coded in the order of `only`."""
+    unknown = [label for label in only if label not in pool.classes]
+    if unknown:
+        raise RequestError(f"class {unknown[0]!r} is not in the data; known are {', '.join(pool.classes)}.")
     code = np.full(len(pool.classes), -1)
     code[[pool.classes.index(label) for label in only]] = np.arange(len(only))
 
-    def kept(x, y):
+    def select(x, y):
         return (None, None) if x is None else (x[code[y] >= 0], code[y][code[y] >= 0])
 
-    x, y = kept(pool.x, pool.y)
-    x_test, y_test = kept(pool.x_test, pool.y_test)
+    x, y = select(pool.x, pool.y)
+    x_test, y_test = select(pool.x_test, pool.y_test)
     group = None if pool.group is None else pool.group[code[pool.y] >= 0]
     return pool._replace(x=x, y=y, x_test=x_test, y_test=y_test, group=group, classes=tuple(only))
 
 
-def _deal(partition, y, group, clients, classes_per_client, alpha, exponent, least, seed) -> list[np.ndarray]:
+def _assign_rows(partition, y, group, clients, classes_per_client, alpha, exponent, least, seed) -> list[np.ndarray]:
     if partition == "group":
         return partitions.by_group(group, clients=clients, least=least, seed=seed)
     clients = DEFAULT_NUM_CLIENTS if clients is None else clients
-    dealt = {
+    rows_by_client = {
         "classes": lambda: partitions.classes_per_client(y, clients, classes_per_client, seed),
         "shards": lambda: partitions.shards(y, clients, classes_per_client, seed),
         "dirichlet": lambda: partitions.dirichlet(y, clients, alpha, seed, least=least),
@@ -176,19 +178,19 @@ def _deal(partition, y, group, clients, classes_per_client, alpha, exponent, lea
         "iid": lambda: partitions.iid(y, clients, seed),
         "powerlaw": lambda: partitions.powerlaw_sizes(y, clients, exponent, seed, least=least),
     }[partition]()
-    smallest = min(len(rows) for rows in dealt)
+    smallest = min(len(rows) for rows in rows_by_client)
     if smallest < least:
         raise RequestError(
             f"partition '{partition}' leaves a client of {clients} with {smallest} rows; at least {least} are needed: "
             f"take fewer clients or a smaller least."
         )
-    return dealt
+    return rows_by_client
 
 
-def _split(rows, y, most, test, validation, name, seed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _split(rows, y, max_rows, test, validation, name, seed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A client's rows for train, validation and test; a share above 0 is at least one row."""
     order = rows[interleave_classes(y, generator(seed, "split", client_key(name)))]
-    order = order if most is None else order[:most]
+    order = order if max_rows is None else order[:max_rows]
     tested, validated = (max(round(share * len(order)), 1) if share > 0 else 0 for share in (test, validation))
     if len(order) - tested - validated < 1:
         raise RequestError(f"client '{name}' has {len(order)} rows; too few to train, validate and test.")

@@ -1,4 +1,4 @@
-"""The options of `load` and `check`: roles of columns, how cells are read, and what is cured on the way."""
+"""The options of `load` and `check`: roles of columns, formats of cells, and cleaning of rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mooring.data.tables import suggest_name
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Options by name; None and () are the same as not given."""
+    """Options by name; None and () mean unset."""
 
     formula: str | None = None  # such as "score ~ lrt + (1 | school)": target, columns and client
     client: str | None = None  # column that identifies the client
     target: str | None = None  # column to predict
-    target_type: str = "auto"  # what the target is: "regression", "binary", "classes", "count" or "auto"
+    target_type: str = "auto"  # kind of the target: "regression", "binary", "classes", "count" or "auto"
     features: Sequence[str] | None = None  # columns to learn from (default: all but useless ones)
     drop: Sequence[str] | None = None  # columns to leave out
     group: str | None = None  # column whose equal values stay in one part
@@ -37,32 +37,32 @@ class LoadOptions:
     drop_missing_target: bool = False  # leave rows without a target out
     min_category_rows: int = 1  # categories with fewer training rows over all clients count as "other"
     seed: int = 0
-    decimal: str | None = None  # "." or ","; None: found out, column by column
-    date_format: str | None = None  # such as "%d.%m.%Y"; None: found out
+    decimal: str | None = None  # "." or ","; None: detected by column
+    date_format: str | None = None  # such as "%d.%m.%Y"; None: detected
     na: Sequence[str] = ()  # further texts that stand for a missing value
     sheet: str | int | None = None  # of a workbook
     header_row: int | None = None  # of a sheet or CSV file, from 1
-    categorical: Sequence[str] = ()  # columns that are categories, whatever they hold
+    categorical: Sequence[str] = ()  # columns that are read as categories
     allow: Sequence[str] = ()  # columns that may predict the target almost perfectly
     drop_repeats: bool = False  # leave rows out that repeat an earlier one
     merge_levels: Sequence[str] | Mapping[str, str] = ()  # "suny=sunny"
     refuse_leaks: bool = False  # whether a column that predicts the target almost perfectly is an error
-    winsorize: float | None = None  # share of a column's lowest and of its highest numbers that are pulled in
+    winsorize: float | None = None  # share of a column's lowest and of its highest numbers that are clipped
 
     @classmethod
-    def make(cls, given: Mapping[str, Any]) -> LoadOptions:
-        """The options that were given; an unknown name is refused."""
-        known = [field.name for field in fields(cls)]
-        unknown = next((name for name in given if name not in known), None)
+    def make(cls, arguments: Mapping[str, Any]) -> LoadOptions:
+        """Return the options; an unknown name is refused."""
+        names = [field.name for field in fields(cls)]
+        unknown = next((name for name in arguments if name not in names), None)
         if unknown is not None:
-            raise RequestError(f"unknown option '{unknown}' of a table.{suggest_name(unknown, known)}")
-        options = cls(**{name: value for name, value in given.items() if value is not None}).follow_formula()
+            raise RequestError(f"unknown option '{unknown}' of a table.{suggest_name(unknown, names)}")
+        options = cls(**{name: value for name, value in arguments.items() if value is not None}).follow_formula()
         if options.decimal not in (None, ".", ","):
             raise RequestError(f"decimal must be '.' or ',', got {options.decimal!r}.")
         return options
 
     def follow_formula(self) -> LoadOptions:
-        """The options with the target and the client's column of a formula."""
+        """Return the options with the target and the client's column of a formula."""
         if self.formula is None:
             return self
         if self.features or self.drop:
@@ -70,13 +70,18 @@ class LoadOptions:
         if self.winsorize:
             raise RequestError("--winsorize does not apply to the columns of a formula.")
         parts = parse_formula(self.formula)
-        for role, own, named in (("target", self.target, parts.target), ("client", self.client, parts.client)):
-            if None not in (own, named) and own != named:
-                raise RequestError(f"the {role} column is given twice: '{own}', and '{named}' by the formula.")
+        for role, given_name, formula_name in (
+            ("target", self.target, parts.target),
+            ("client", self.client, parts.client),
+        ):
+            if None not in (given_name, formula_name) and given_name != formula_name:
+                raise RequestError(
+                    f"the {role} column is given twice: '{given_name}', and '{formula_name}' by the formula."
+                )
         return replace(self, target=parts.target, client=parts.client or self.client)
 
     def reading(self, schema: Schema | None = None) -> CellReading:
-        """How the cells of a table are read; of an earlier run's `schema`, as they were read there."""
+        """Return the formats of a table's cells; with an earlier run's `schema`, those of that run."""
         return CellReading(
             text=frozenset(text_columns(schema)),
             names=frozenset(name_columns(self.client, schema)),
@@ -91,19 +96,19 @@ class LoadOptions:
         )
 
 
-def text_columns(known: Schema | SchemaPlan | None) -> set[str]:
-    """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
-    if known is None:
+def text_columns(schema: Schema | SchemaPlan | None) -> set[str]:
+    """Return the columns that are read as text: the categories of a schema, or of its plan."""
+    if schema is None:
         return set()
-    levels = known.formula.levels if isinstance(known, Schema) and known.formula is not None else {}
-    return {*levels, *(column.name for column in known.columns if column.kind == CATEGORY and not column.part)}
+    levels = schema.formula.levels if isinstance(schema, Schema) and schema.formula is not None else {}
+    return {*levels, *(column.name for column in schema.columns if column.kind == CATEGORY and not column.part)}
 
 
 def name_columns(client: str | None, schema: Schema | None) -> set[str]:
-    """The columns of a file that may hold the clients' names."""
+    """Return the columns of a file that may contain the clients' names."""
     return {name for name in (client, "client", schema.client if schema else None) if name is not None}
 
 
 def read_as(schema: Schema) -> CellReading:
-    """How a table is read for the models of an earlier run."""
+    """Return the formats of a table's cells for the models of an earlier run."""
     return LoadOptions().reading(schema)

@@ -1,4 +1,4 @@
-"""`load`: any source of rows as `Clients`; `newcomer`: rows that come later, in the same numbers."""
+"""`load`: any source of rows as `Clients`; `encode_new_rows`: later rows in the same encoding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_
 from mooring.data.file_readers import file_stem
 from mooring.data.formulas import FormulaState, MixedFormula, learn_formula, parse_formula, required_columns
 from mooring.data.load_options import LoadOptions, read_as
-from mooring.data.row_cleaning import merge_levels, parse_merges, repeated, winsorized
+from mooring.data.row_cleaning import clip_quantiles, find_repeats, merge_levels, parse_merges
 from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
 from mooring.data.schema_client import ClientTable, agree_on_schema, target_of
 from mooring.data.splits import TRAIN, parse_shares
@@ -50,16 +50,16 @@ def load(
     dtype: torch.dtype = torch.float64,
     schema: Schema | None = None,
     data_dir: str | Path | None = None,
-    **given: Any,
+    **arguments: Any,
 ) -> Clients:
-    """Clients from a path or a known name, a data frame, (X, y, groups), or a dict with each client's own data.
+    """Return clients from a path or a known name, a data frame, (X, y, groups), or a dict with each client's own data.
 
-    A dict holds a data frame, (x, y) or a torch Dataset for every client. Tables are encoded, imputed and scaled by
-    the training rows of all clients (`Clients.schema`); inputs that are no table are taken as they are. The options
+    A dict contains a data frame, (x, y) or a torch Dataset for every client. Tables are encoded, imputed and scaled by
+    the training rows of all clients (`Clients.schema`); inputs that are not a table are used unchanged. The options
     are those of `LoadOptions`. With the `schema` of an earlier run the table is encoded by it; a table without the
     client column is then one client, called by its title.
     """
-    options = LoadOptions.make(given)
+    options = LoadOptions.make(arguments)
     if datasets.is_dataset_name(source) and source in datasets.LOADERS:
         _, validation, test = parse_shares(options.split)
         names = ("client", "target", "group", "time_column", "weights", "features", "drop", "split")
@@ -77,18 +77,20 @@ def load(
     if x is not None:
         refuse_infinite_inputs(torch.as_tensor(x), code, clients)
     if schema is None:
-        asked = features is not None or member.formula is not None
-        learnt, plan, (reading,) = agree_on_schema([member], asked=asked, rare=rare, title=table.title)
+        has_chosen_columns = features is not None or member.formula is not None
+        agreed, plan, (reading,) = agree_on_schema(
+            [member], keep_useless=has_chosen_columns, rare=rare, title=table.title
+        )
         answer, part = reading.target, reading.part
         notes += [*plan.notes, *reading.notes]
         if len(clients) == 1:
             notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
         if x is None:
-            facts = {"digest": digest, "formula": member.formula, **cell_facts(table, options)}
-            schema = learnt.model_copy(update=facts)
-            x, said = encode_columns(reading.columns, schema.columns)
+            reading_facts = {"digest": digest, "formula": member.formula, **cell_formats(table, options)}
+            schema = agreed.model_copy(update=reading_facts)
+            x, encoding_notes = encode_columns(reading.columns, schema.columns)
             x = (x - np.array(schema.mean)) / np.array(schema.scale)
-            notes += [*describe_schema(schema.columns, schema.dropped), *said]
+            notes += [*describe_schema(schema.columns, schema.dropped), *encoding_notes]
             leaks = list(find_leaks(reading.columns, answer, roles.target))
             refused = [sentence for name, sentence in leaks if name not in options.allow]
             if refused and options.refuse_leaks:
@@ -102,35 +104,35 @@ def load(
                     "--features as well if it is to stay a predictor)."
                 )
     else:
-        learnt = schema
+        agreed = schema
         answer = Target(schema.kind, target_of(table, roles, schema), schema.classes, [])
-        part, said = split_rows(table, roles, code, clients, answer, seed, shares)
-        notes += said
+        part, split_notes = split_rows(table, roles, code, clients, answer, seed, shares)
+        notes += split_notes
         if x is None:
-            x, said = encode_table(table.frame, schema, table.place)
-            notes += said
-    mean, scale = learnt.target_mean, learnt.target_scale
+            x, encoding_notes = encode_table(table.frame, schema, table.place)
+            notes += encoding_notes
+    mean, scale = agreed.target_mean, agreed.target_scale
     y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
     train = part == TRAIN
     if table.x is None:
-        notes += constant_within(x[train], code[train], len(clients), learnt.features)
+        notes += constant_within(x[train], code[train], len(clients), agreed.features)
     placement = pd.DataFrame(
         {"client": np.array(clients, dtype=object)[code], "row": table.rows(), "part": np.array(PARTS)[part]}
     )
     label = torch.int64 if answer.kind in (BINARY, CLASSES) else dtype
-    kept, held_out, last = (
-        rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))
+    train_rows, validation_rows, test_rows = (
+        rows_of(x, y, code, part == part_code, len(clients), dtype, label) for part_code in range(len(PARTS))
     )
     unit_of = None if roles.group is None else group_codes(table, roles.group)
     time_of = None if roles.time is None else row_times(table, roles.time)
     return Clients(
         tuple(clients),
-        kept,
-        held_out,
-        last,
+        train_rows,
+        validation_rows,
+        test_rows,
         kind=answer.kind,
         classes=answer.classes,
-        features=() if table.x is not None else learnt.features,
+        features=() if table.x is not None else agreed.features,
         target_mean=mean,
         target_scale=scale,
         schema=schema,
@@ -145,17 +147,17 @@ def load(
 
 
 def by_part(values: np.ndarray | None, code: np.ndarray, part: np.ndarray) -> dict[str, torch.Tensor] | None:
-    """The rows' values as the parts hold their rows."""
+    """Return the rows' values by part, in the order of the part's rows."""
     if values is None:
         return None
-    found = torch.from_numpy(np.array(values))
-    return {name: found[in_part(code, part == k)] for k, name in enumerate(PARTS)}
+    values_tensor = torch.from_numpy(np.array(values))
+    return {name: values_tensor[in_part(code, part == k)] for k, name in enumerate(PARTS)}
 
 
 def read_client_table(
     source: Any, options: LoadOptions, schema: Schema | None = None
 ) -> tuple[ClientTable, str, list[str]]:
-    """A source's rows as they enter the agreement on a schema, their digest, and notes."""
+    """Return a source's rows for the agreement on a schema, their digest, and notes."""
     table = read_source(source, options.reading(schema))
     if table.x is not None and (options.features or options.drop):
         raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
@@ -167,40 +169,42 @@ def read_client_table(
     if formula is not None:
         if table.x is not None:
             raise RequestError(f"{table.title}: the inputs are no table; a formula has no columns to name.")
-        named = required_columns(formula, map(str, table.frame.columns))
-        options = replace(options, features=[name for name in named if name not in roles])
+        formula_columns = required_columns(formula, map(str, table.frame.columns))
+        options = replace(options, features=[name for name in formula_columns if name not in roles])
     names = (
         [] if table.x is not None or schema is not None else feature_names(table, roles, options.features, options.drop)
     )
     refuse_unreadable(table, {*names, *roles})
     table, notes = clean_rows(table, options, roles)
     if options.drop_missing_target:
-        table, said = drop_missing_targets(table, roles.target)
-        notes += said
+        table, new_notes = drop_missing_targets(table, roles.target)
+        notes += new_notes
     state = None
     if formula is not None:
-        table, state, said = follow_formula(table, formula, roles)
-        names, notes = list(map(str, table.frame.columns.drop([*filter(None, roles)]))), [*notes, *said]
+        table, state, new_notes = follow_formula(table, formula, roles)
+        names, notes = list(map(str, table.frame.columns.drop([*filter(None, roles)]))), [*notes, *new_notes]
     code, clients = client_codes(table, roles.client)
-    table, code, clients, said = drop_small_clients(table, roles, code, clients, options.min_rows, options.drop_small)
-    notes += said
-    asked = table.kind if options.target_type == "auto" and table.kind else options.target_type
+    table, code, clients, new_notes = drop_small_clients(
+        table, roles, code, clients, options.min_rows, options.drop_small
+    )
+    notes += new_notes
+    kind = table.kind if options.target_type == "auto" and table.kind else options.target_type
     shares = parse_shares(options.split)
-    return ClientTable(table, roles, code, clients, names, asked, options.seed, shares, state), digest, notes
+    return ClientTable(table, roles, code, clients, names, kind, options.seed, shares, state), digest, notes
 
 
 def follow_formula(table: Table, formula: MixedFormula, roles: ColumnRoles) -> tuple[Table, FormulaState, list[str]]:
-    """The table with the formula's columns instead of its own, what the formula learned, and notes."""
+    """Return the table with the formula's columns instead of its own, the formula's state, and notes."""
     state, columns, present = learn_formula(formula, table.frame, table.place, table.title)
     absent = int((~present).sum())
     table = subset(table, present)
-    own = table.frame[[name for name in dict.fromkeys(roles) if name is not None]]
+    role_columns = table.frame[[name for name in dict.fromkeys(roles) if name is not None]]
     notes = [f"{count_phrase(absent, 'row')} left out: a column of the formula is missing there."] if absent else []
-    return replace(table, frame=pd.concat([own, columns], axis=1), formats=table.formats), state, notes
+    return replace(table, frame=pd.concat([role_columns, columns], axis=1), formats=table.formats), state, notes
 
 
 def roles_of(table: Table, options: LoadOptions) -> ColumnRoles:
-    """The columns that are no features."""
+    """Return the columns that are not features."""
     return find_roles(
         table,
         options.client,
@@ -214,7 +218,7 @@ def roles_of(table: Table, options: LoadOptions) -> ColumnRoles:
 
 
 def refuse_unreadable(table: Table, names: Collection[str | None]) -> None:
-    """Columns of numbers with cells that are none, and dates that two formats read, are refused where they are used."""
+    """Refuse used columns of numbers with other cells, and used columns of ambiguous dates."""
     for stray in table.strays:
         if stray.column in names:
             raise RequestError(stray.describe(table.place(int(stray.rows[0]))))
@@ -224,16 +228,16 @@ def refuse_unreadable(table: Table, names: Collection[str | None]) -> None:
 
 
 def clean_rows(table: Table, options: LoadOptions, roles: ColumnRoles) -> tuple[Table, list[str]]:
-    """The table with the cures that were asked for, and all notes on it."""
+    """Return the table after the requested cleaning, and all notes on it."""
     notes = list(table.notes)
-    frame, said = merge_levels(table.frame, parse_merges(options.merge_levels), table.title)
+    frame, new_notes = merge_levels(table.frame, parse_merges(options.merge_levels), table.title)
     table = replace(table, frame=frame)
-    notes += said
+    notes += new_notes
     if options.winsorize:
-        table, said = winsorize(table, options.winsorize, {*roles} - {roles.target})
-        notes += said
+        table, new_notes = winsorize(table, options.winsorize, {*roles} - {roles.target})
+        notes += new_notes
     if options.drop_repeats:
-        repeats = repeated(table.frame)
+        repeats = find_repeats(table.frame)
         if repeats.any():
             notes.append(f"{count_phrase(int(repeats.sum()), 'row')} left out that repeat an earlier row.")
         table = subset(table, ~repeats)
@@ -241,7 +245,8 @@ def clean_rows(table: Table, options: LoadOptions, roles: ColumnRoles) -> tuple[
 
 
 def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
-    """A later table's inputs and, if it has the target column, its targets, in the numbers of `Clients`; and notes."""
+    """Return a later table's inputs and, if it has the target column, its targets, encoded as in `Clients`; and
+    notes."""
     table = read_source(source, read_as(schema))
     x, notes = encode_table(table.frame, schema, table.place)
     if schema.target not in table.frame.columns:
@@ -250,18 +255,18 @@ def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray
     return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
 
 
-def winsorize(table: Table, share: float, others: Collection[str | None]) -> tuple[Table, list[str]]:
-    """The table with each column's lowest and highest share of numbers at the limits of the rest, and a note."""
+def winsorize(table: Table, share: float, excluded: Collection[str | None]) -> tuple[Table, list[str]]:
+    """Return the table with each column's lowest and highest share of numbers clipped, and a note."""
     if not 0 < share < 0.5:
         raise RequestError(f"winsorize must be a share above 0 and below 0.5, got {share:g}.")
-    frame, clip = winsorized(table.frame, share, others)
-    shown = quote_list(clip, 6)
-    note = f"Numbers below the {share:.2%} and above the {1 - share:.2%} quantile count as these: {shown}."
+    frame, clip = clip_quantiles(table.frame, share, excluded)
+    column_names = quote_list(clip, 6)
+    note = f"Numbers below the {share:.2%} and above the {1 - share:.2%} quantile count as these: {column_names}."
     return replace(table, frame=frame, clip=clip), [note] if clip else []
 
 
-def cell_facts(table: Table, options: LoadOptions) -> dict[str, Any]:
-    """What a schema keeps of how cells were read."""
+def cell_formats(table: Table, options: LoadOptions) -> dict[str, Any]:
+    """Return the formats of cells that a schema stores."""
     formats = {name: tuple(form) for name, form in table.formats.items()}
     return {
         "formats": formats,
@@ -272,21 +277,21 @@ def cell_facts(table: Table, options: LoadOptions) -> dict[str, Any]:
 
 
 def fit_in(table: Table, schema: Schema) -> Table:
-    """A table in the roles of a schema; without the schema's client column it is one client."""
+    """Return a table with the roles of a schema; without the schema's client column it is one client."""
     if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
         table = replace(table, frame=table.frame.assign(**{schema.client: file_stem(Path(table.title))}))
     return replace(table, client=table.client or schema.client, target=table.target or schema.target)
 
 
 def refuse_infinite_inputs(x: Tensor, code: np.ndarray, clients: Sequence[str]) -> None:
-    """Inputs that are no table are taken as they are: NaN and infinity are refused by the client's name."""
+    """Refuse NaN and infinite inputs, by the client's name; such inputs are used unchanged."""
     if x.dtype.is_floating_point and not bool(torch.isfinite(x.sum())):
         for i, name in enumerate(clients):
             require_finite(x[torch.from_numpy(code == i)], f"client '{name}'")
 
 
 def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Sequence[str]) -> list[str]:
-    """A note on columns that do not vary within a client: training alone cannot learn their coefficients."""
+    """Return a note on columns that do not vary within a client: a local model cannot learn their coefficients."""
     order = np.argsort(code, kind="stable")
     start = np.searchsorted(code[order], np.arange(clients))
     flat = np.minimum.reduceat(x[order], start) == np.maximum.reduceat(x[order], start)
@@ -294,25 +299,31 @@ def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Seq
     worst = sorted(np.flatnonzero(hit).tolist(), key=lambda j: (-hit[j], j))
     if not worst:
         return []
-    shown = ", ".join(f"'{features[j]}' ({hit[j]} of {clients})" for j in worst[:6])
-    more = f" and {len(worst) - 6} more" if len(worst) > 6 else ""
+    column_texts = ", ".join(f"'{features[j]}' ({hit[j]} of {clients})" for j in worst[:6])
+    remainder = f" and {len(worst) - 6} more" if len(worst) > 6 else ""
     return [
-        f"Columns that do not vary within the training rows of some clients: {shown}{more}; "
+        f"Columns that do not vary within the training rows of some clients: {column_texts}{remainder}; "
         "a local model cannot learn their coefficients there without a ridge."
     ]
 
 
-def in_part(code: np.ndarray, mine: np.ndarray) -> np.ndarray:
-    """The places of a part's rows, client after client."""
-    index = np.flatnonzero(mine)
+def in_part(code: np.ndarray, is_selected: np.ndarray) -> np.ndarray:
+    """Return the positions of a part's rows, sorted by client."""
+    index = np.flatnonzero(is_selected)
     return index[np.argsort(code[index], kind="stable")]
 
 
 def rows_of(
-    x: Any, y: np.ndarray, code: np.ndarray, mine: np.ndarray, clients: int, dtype: torch.dtype, label: torch.dtype
+    x: Any,
+    y: np.ndarray,
+    code: np.ndarray,
+    is_selected: np.ndarray,
+    clients: int,
+    dtype: torch.dtype,
+    label: torch.dtype,
 ) -> Rows:
-    """One part's rows, client after client; inputs that are whole numbers (images, tokens) keep their type."""
-    index = in_part(code, mine)
+    """Return one part's rows, sorted by client; inputs that are whole numbers (images, tokens) keep their type."""
+    index = in_part(code, is_selected)
     size = torch.from_numpy(np.bincount(code[index], minlength=clients))
     inputs = torch.as_tensor(x[index])
     return Rows(
@@ -324,7 +335,7 @@ def rows_of(
 
 
 def table_digest(frame: pd.DataFrame) -> str:
-    """sha256 of a table's column names and values."""
+    """Return the sha256 of a table's column names and values."""
     digest = hashlib.sha256()
     for name in frame.columns:
         column = frame[name]

@@ -8,7 +8,7 @@ import pandas as pd
 
 
 def to_pandas(value: Any) -> Any:
-    """A data frame of any library as one of pandas; anything else as it is."""
+    """Return a data frame of any library as one of pandas; other values are unchanged."""
     if isinstance(value, pd.DataFrame) or not (hasattr(value, "columns") or hasattr(value, "column_names")):
         return value
     try:
@@ -20,5 +20,5 @@ def to_pandas(value: Any) -> Any:
 
 
 def series_to_numpy(value: Any) -> Any:
-    """A series of another library as an array; anything else as it is."""
+    """Return a series of another library as an array; other values are unchanged."""
     return value.to_numpy() if hasattr(value, "to_numpy") and not isinstance(value, pd.Series) else value

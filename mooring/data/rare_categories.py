@@ -1,12 +1,12 @@
-"""Levels that few rows have travel as fingerprints: a client does not name them, unless they are not rare in all.
+"""Rare levels are sent as fingerprints: a client names them only if they are not rare over all clients.
 
-    hidden   = hide(tally, rare, salt)                    at the client: levels with fewer than `rare` rows of its own
-    wanted   = common(tallies, rare, salt)                at the server: fingerprints that `rare` rows or more have
-    names    = spell(tally, wanted, salt)                 at the client: what those stand for
-    tallies  = named(tallies, names, salt)                at the server
+      hidden   = hide_rare_levels(tally, rare, salt)                at the client: levels with fewer than `rare` of its
+      rows common   = find_common_fingerprints(tallies, rare, salt)      at the server: fingerprints with at least
+      `rare` rows names    = reveal_levels(tally, common, salt)                 at the client: the levels of these
+      tallies  = name_levels(tallies, names, salt)                  at the server
 
-The schema is then that of the pooled table: levels with fewer rows in all are grouped as "other" there too. Whoever
-guesses a level can check the guess against its fingerprint, the server included.
+The schema is then that of the pooled table: levels with fewer rows in all are grouped as "other" there too. Anyone who
+guesses a level, including the server, can check the guess against its fingerprint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from mooring.data.column_statistics import ColumnStatistics, LevelCount, merge_statistics
 
 MARK = "\x00"  # begins a fingerprint; no level read from a table does
-Wanted = dict[str, list[str]]  # column -> fingerprints
+Fingerprints = dict[str, list[str]]  # column -> fingerprints
 LevelNames = dict[str, dict[str, str]]  # column -> fingerprint -> level
 
 
@@ -27,53 +27,54 @@ def fingerprint(salt: str, column: str, level: str) -> str:
 
 
 def hide_rare_levels(tally: ColumnStatistics, rare: int, salt: str) -> ColumnStatistics:
-    """A client's tally with its rare levels as fingerprints."""
-    return renamed(tally, lambda column, level, rows: level if rows >= rare else fingerprint(salt, column, level))
+    """Return a client's tally with its rare levels as fingerprints."""
+    return rename_levels(tally, lambda column, level, rows: level if rows >= rare else fingerprint(salt, column, level))
 
 
-def find_common_fingerprints(tallies: Iterable[ColumnStatistics], rare: int, salt: str) -> Wanted:
-    """Fingerprints that enough rows have, and that no client has named."""
-    wanted: Wanted = {}
+def find_common_fingerprints(tallies: Iterable[ColumnStatistics], rare: int, salt: str) -> Fingerprints:
+    """Return fingerprints with enough rows that no client has named."""
+    common: Fingerprints = {}
     for column, levels in merge_statistics(tallies).levels.items():
-        known = {fingerprint(salt, column, level) for level in levels if not level.startswith(MARK)}
-        many = [
-            one for one, level in levels.items() if one.startswith(MARK) and one not in known and level.rows >= rare
+        named = {fingerprint(salt, column, level) for level in levels if not level.startswith(MARK)}
+        frequent = [
+            key for key, level in levels.items() if key.startswith(MARK) and key not in named and level.rows >= rare
         ]
-        if many:
-            wanted[column] = many
-    return wanted
+        if frequent:
+            common[column] = frequent
+    return common
 
 
-def reveal_levels(tally: ColumnStatistics, wanted: Mapping[str, Iterable[str]], salt: str) -> LevelNames:
-    """What wanted fingerprints stand for, as far as this client's rows know."""
+def reveal_levels(tally: ColumnStatistics, requested: Mapping[str, Iterable[str]], salt: str) -> LevelNames:
+    """Return the levels of requested fingerprints that this client has."""
     out: LevelNames = {}
-    for column, prints in wanted.items():
-        mine = {fingerprint(salt, column, level): level for level in tally.levels.get(column, {})}
-        out[column] = {one: mine[one] for one in prints if one in mine}
+    for column, prints in requested.items():
+        own_levels = {fingerprint(salt, column, level): level for level in tally.levels.get(column, {})}
+        out[column] = {key: own_levels[key] for key in prints if key in own_levels}
     return out
 
 
 def name_levels(
     tallies: Mapping[str, ColumnStatistics], names: Mapping[str, Mapping[str, str]], salt: str
 ) -> dict[str, ColumnStatistics]:
-    """Clients' tallies with fingerprints named where that is known: by `names`, or by a client that names the level."""
-    known: LevelNames = {column: dict(prints) for column, prints in names.items()}
+    """Return clients' tallies with fingerprints replaced by known names: from `names`, or from a client that names
+    the level."""
+    names_by_column: LevelNames = {column: dict(prints) for column, prints in names.items()}
     for column, levels in merge_statistics(tallies.values()).levels.items():
-        spoken = {fingerprint(salt, column, level): level for level in levels if not level.startswith(MARK)}
-        known[column] = known.get(column, {}) | spoken
+        named = {fingerprint(salt, column, level): level for level in levels if not level.startswith(MARK)}
+        names_by_column[column] = names_by_column.get(column, {}) | named
     return {
-        client: renamed(tally, lambda column, level, rows: known.get(column, {}).get(level, level))
+        client: rename_levels(tally, lambda column, level, rows: names_by_column.get(column, {}).get(level, level))
         for client, tally in tallies.items()
     }
 
 
-def renamed(tally: ColumnStatistics, name: Callable[[str, str, int], str]) -> ColumnStatistics:
-    """The tally with other names for its levels; levels of one name are added up."""
+def rename_levels(tally: ColumnStatistics, name: Callable[[str, str, int], str]) -> ColumnStatistics:
+    """Return the tally with other names for its levels; counts of equal names are added up."""
     levels: dict[str, dict[str, LevelCount]] = {}
-    for column, found in tally.levels.items():
-        mine = levels.setdefault(column, {})
-        for level, about in found.items():
-            new = name(column, level, about.rows)
-            before = mine.get(new, LevelCount(0, about.client))
-            mine[new] = LevelCount(before.rows + about.rows, min(before.client, about.client))
+    for column, counts in tally.levels.items():
+        new_counts = levels.setdefault(column, {})
+        for level, count in counts.items():
+            new = name(column, level, count.rows)
+            before = new_counts.get(new, LevelCount(0, count.client))
+            new_counts[new] = LevelCount(before.rows + count.rows, min(before.client, count.client))
     return replace(tally, levels=levels)

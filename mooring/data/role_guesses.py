@@ -1,4 +1,4 @@
-"""Which column of a table may name the clients, and which may be the target: guesses for a person to confirm."""
+"""Guesses of the client column and of the target column, for a person to confirm."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
 class ColumnOverview(NamedTuple):
-    """A column at a glance."""
+    """Summary of a column."""
 
     name: str
     kind: str  # "number", "date" or "category"
-    values: int  # different ones
+    values: int  # number of different values
     missing: int
     examples: list[str]
-    whole: bool  # all numbers in it are whole
+    is_whole: bool  # all numbers in it are whole
 
 
 def describe_columns(frame: pd.DataFrame) -> list[ColumnOverview]:
-    """Every column of a table, in its order."""
-    found = []
+    """Return the summaries of all columns of a table, in their order."""
+    overviews = []
     for name in frame.columns:
         series, kind = frame[name], detect_kind(frame[name])
         names = to_client_names(series)
-        seen = names.categories[np.unique(names.codes[names.codes >= 0])]
+        levels = names.categories[np.unique(names.codes[names.codes >= 0])]
         numbers = parse_values(series, kind)[0] if kind == NUMBER else np.array([])
-        whole = kind == NUMBER and bool(np.all(np.mod(numbers[np.isfinite(numbers)], 1) == 0))
-        examples = [str(level) for level in seen[:NUM_EXAMPLES]]
-        found.append(ColumnOverview(str(name), kind, len(seen), int(series.isna().sum()), examples, whole))
-    return found
+        is_whole = kind == NUMBER and bool(np.all(np.mod(numbers[np.isfinite(numbers)], 1) == 0))
+        examples = [str(level) for level in levels[:NUM_EXAMPLES]]
+        overviews.append(ColumnOverview(str(name), kind, len(levels), int(series.isna().sum()), examples, is_whole))
+    return overviews
 
 
-def guess_client_columns(found: Sequence[ColumnOverview], rows: int) -> list[str]:
-    """Columns that repeat few enough values to name clients, the likeliest first."""
+def guess_client_columns(overviews: Sequence[ColumnOverview], rows: int) -> list[str]:
+    """Return columns with few enough values to name clients, the likeliest first."""
     able = [
         column
-        for column in found
+        for column in overviews
         if 2 <= column.values <= rows / MIN_ROWS_PER_CLIENT
         and column.kind != DATE
-        and (column.kind != NUMBER or column.whole)
+        and (column.kind != NUMBER or column.is_whole)
     ]
-    order = sorted(able, key=lambda column: (not speaks_of(column.name, CLIENT_WORDS), column.kind == NUMBER))
+    order = sorted(able, key=lambda column: (not has_word(column.name, CLIENT_WORDS), column.kind == NUMBER))
     return [column.name for column in order]
 
 
-def guess_target_columns(found: Sequence[ColumnOverview], client: str | None) -> list[str]:
-    """Columns that could be predicted, the likeliest first: by their name, else the last ones."""
-    able = [column for column in reversed(found) if column.values >= 2 and column.kind != DATE]
-    order = sorted(able, key=lambda column: not speaks_of(column.name, TARGET_WORDS))
+def guess_target_columns(overviews: Sequence[ColumnOverview], client: str | None) -> list[str]:
+    """Return columns that could be targets, the likeliest first: by their name, else the last ones."""
+    able = [column for column in reversed(overviews) if column.values >= 2 and column.kind != DATE]
+    order = sorted(able, key=lambda column: not has_word(column.name, TARGET_WORDS))
     return [column.name for column in order if column.name != client]
 
 
-def speaks_of(name: str, words: re.Pattern[str]) -> bool:
-    """Whether a column's name has one of the words in it: `hospital_id` and `schoolName` have."""
-    return any(words.fullmatch(part.lower()) for part in WORDS.findall(name))
+def has_word(name: str, pattern: re.Pattern[str]) -> bool:
+    """Return whether a column's name contains one of the words, as `hospital_id` and `schoolName` do."""
+    return any(pattern.fullmatch(part.lower()) for part in WORDS.findall(name))

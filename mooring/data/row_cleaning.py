@@ -1,4 +1,4 @@
-"""Cures that a user asks for: repeated rows left out, levels merged, extreme numbers pulled in."""
+"""Cleaning on request: repeated rows left out, levels merged, extreme numbers clipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parse_merges(merges: Sequence[str] | Mapping[str, str] | None) -> dict[str, 
     if not merges:
         return {}
     if isinstance(merges, Mapping):
-        return {str(old): str(new) for old, new in merges.items()}
+        return {str(level): str(new) for level, new in merges.items()}
     out = {}
     for text in merges:
         old, equals, new = text.partition("=")
@@ -28,7 +28,7 @@ def parse_merges(merges: Sequence[str] | Mapping[str, str] | None) -> dict[str, 
 
 
 def merge_levels(frame: pd.DataFrame, merges: Mapping[str, str], title: str) -> tuple[pd.DataFrame, list[str]]:
-    """The table with texts replaced wherever they stand, and notes; a text that stands nowhere is refused."""
+    """Return the table with replaced texts, and notes; a text that does not occur is refused."""
     if not merges:
         return frame, []
     frame, notes = frame.copy(), []
@@ -37,41 +37,42 @@ def merge_levels(frame: pd.DataFrame, merges: Mapping[str, str], title: str) -> 
         column = frame[name]
         if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
             continue
-        plain = column.astype(object)
-        hits = plain.map(lambda value: str(value).strip() in merges, na_action="ignore").fillna(False).to_numpy(bool)
+        values = column.astype(object)
+        hits = values.map(lambda value: str(value).strip() in merges, na_action="ignore").fillna(False).to_numpy(bool)
         if hits.any():
-            old = plain[hits].map(lambda value: str(value).strip())
-            for level, count in old.value_counts().items():
-                counts[str(level)] += int(count)
-            plain[hits] = old.map(merges)
-            frame[name] = plain
-    for old, count in counts.items():
+            level_texts = values[hits].map(lambda value: str(value).strip())
+            for merged, count in level_texts.value_counts().items():
+                counts[str(merged)] += int(count)
+            values[hits] = level_texts.map(merges)
+            frame[name] = values
+    for level, count in counts.items():
         if count == 0:
-            raise RequestError(f"{title}: --merge-levels names '{old}', which stands in no column.")
-        notes.append(f"'{old}' was read as '{merges[old]}' in {count} cell{'' if count == 1 else 's'}.")
+            raise RequestError(f"{title}: --merge-levels names '{level}', which stands in no column.")
+        notes.append(f"'{level}' was read as '{merges[level]}' in {count} cell{'' if count == 1 else 's'}.")
     return frame, notes
 
 
-def repeated(frame: pd.DataFrame) -> np.ndarray:
-    """[rows]: whether a row repeats an earlier one in every column."""
+def find_repeats(frame: pd.DataFrame) -> np.ndarray:
+    """Return [rows]: whether a row repeats an earlier one in every column."""
     text = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
     return frame.astype(dict.fromkeys(text, str)).duplicated().to_numpy()
 
 
-def winsorized(
-    frame: pd.DataFrame, share: float, others: Collection[str | None]
+def clip_quantiles(
+    frame: pd.DataFrame, share: float, excluded: Collection[str | None]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """The table with each column of many different numbers clipped at two quantiles, and these; `others` stay."""
+    """Return the table with columns of many different numbers clipped at two quantiles, and these; `excluded` are
+    unchanged."""
     clip = {}
     for name in frame.columns:
         column = frame[name]
-        if name in others or not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        if name in excluded or not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
             continue
         values = column.to_numpy(float, na_value=np.nan)
-        known = values[np.isfinite(values)]
-        if len(np.unique(known)) < MIN_DIFFERENT_NUMBERS:
+        finite = values[np.isfinite(values)]
+        if len(np.unique(finite)) < MIN_DIFFERENT_NUMBERS:
             continue
-        low, high = (float(end) for end in np.quantile(known, (share, 1 - share), method="inverted_cdf"))
+        low, high = (float(end) for end in np.quantile(finite, (share, 1 - share), method="inverted_cdf"))
         clip[str(name)] = (low, high)
         frame = frame.assign(**{name: column.clip(low, high)})
     return frame, clip

@@ -1,8 +1,9 @@
-"""How a table becomes numbers: learnt from the clients' training rows, kept as `schema.json`, applied to any table.
+"""Encoding of a table as numbers: learned from the clients' training rows, stored in `schema.json`, applied to any
+table.
 
 Numbers are one column each; dates become days, month and weekday; a category with two levels is one column, with more
 levels one per level; a column that had missing values in training gets a second one that flags them. Then every column
-is centred and scaled. How clients agree on a schema: `schema_server.py`.
+is centered and scaled. `schema_server.py` computes a schema from the clients' statistics.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mooring.data.tables import RowLocator, quote_list, suggest_name
 from mooring.shapes.columns import ShapedColumns
 
 OTHER_LEVEL = "other"
-OUTLIER_FACTOR = 20.0  # so many times further out than what is usual, a cell counts as what is usual
+OUTLIER_FACTOR = 20.0  # cells this many times further out than usual ones are clipped
 Limits = dict[str, tuple[float, float]]  # by column
 
 
@@ -33,7 +34,7 @@ class Feature(BaseModel):
 
     name: str
     kind: Literal["number", "date", "category"]
-    source: str = ""  # the column that it is read from, where that has another name
+    source: str = ""  # the column that it is read from, if it has another name
     part: Literal["", "month", "weekday"] = ""
 
     def read(self, frame: pd.DataFrame, place: RowLocator) -> Values:
@@ -44,18 +45,18 @@ class Feature(BaseModel):
 
 
 class Column(Feature):
-    """A feature and what was learnt about it."""
+    """A feature and its encoding."""
 
-    fill: float | str  # what stands in for a missing value: the mean, or the most frequent level
+    fill: float | str  # replacement for missing values: the mean, or the most frequent level
     levels: tuple[str, ...] = ()
-    flagged: bool = False  # whether a column tells where the value was missing
+    flagged: bool = False  # whether an extra column flags missing values
     other: bool = False  # whether values without a level of their own count as the level "other"
 
     @property
     def encoded(self) -> list[str]:
-        """The names of the numbers that it becomes."""
-        shown = self.levels[1:] if len(self.levels) <= 2 else self.levels
-        names = [f"{self.name}={level}" for level in shown] if self.kind == CATEGORY else [self.name]
+        """Names of the encoded columns."""
+        encoded_levels = self.levels[1:] if len(self.levels) <= 2 else self.levels
+        names = [f"{self.name}={level}" for level in encoded_levels] if self.kind == CATEGORY else [self.name]
         return [*names, f"{self.name} missing"] if self.flagged else names
 
 
@@ -74,15 +75,15 @@ class Schema(BaseModel):
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_scale: float = 1.0
-    dropped: dict[str, str] = {}  # columns left out, and why
-    digest: str = ""  # sha256 of the table that it was learnt from
-    shape: dict[str, Any] | None = None  # extra columns that bend (`shapes.columns.ShapedColumns.as_json`)
+    dropped: dict[str, str] = {}  # columns left out, with reasons
+    digest: str = ""  # sha256 of the table that it was learned from
+    shape: dict[str, Any] | None = None  # extra columns for nonlinear effects (`shapes.columns.ShapedColumns.as_json`)
     formats: dict[str, tuple[str, str, str]] = {}  # of columns that are not plain: decimal mark, unit, date format
     decimal: str = ""  # the decimal mark of the table's file, where it shows one
     na: tuple[str, ...] = ()  # further texts that stand for a missing value
     clip: Limits = {}  # of winsorized columns: numbers beyond count as these
     formula: FormulaState | None = None  # which makes `columns` of a table's own columns
-    limits: Limits = {}  # of columns and targets with far cells: what lies beyond counts as `usual` says
+    limits: Limits = {}  # of columns and targets with outlier cells, which `clip_outliers` clips
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -99,24 +100,24 @@ class Schema(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as failure:
             first = failure.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
-            raise RequestError(f"schema.json is not a schema of this version: {where}: {first['msg']}.") from failure
+            location = ".".join(map(str, first["loc"])) or "the file"
+            raise RequestError(f"schema.json is not a schema of this version: {location}: {first['msg']}.") from failure
 
 
 def clip_outliers(values: Any, limits: tuple[float, float]) -> np.ndarray:
-    """Cells, of which those beyond the limits count as the furthest that is usual: a FAR-th of the way to the limit."""
+    """Return cells with those beyond the limits clipped to 1 / OUTLIER_FACTOR of the distance to the limit."""
     low, high = limits
-    centre, near = (low + high) / 2, (high - low) / 2 / OUTLIER_FACTOR
-    return np.where(values > high, centre + near, np.where(values < low, centre - near, values))
+    centre, usual_distance = (low + high) / 2, (high - low) / 2 / OUTLIER_FACTOR
+    return np.where(values > high, centre + usual_distance, np.where(values < low, centre - usual_distance, values))
 
 
 def clip_columns(columns: dict[str, Values], limits: Limits) -> dict[str, Values]:
-    """Columns as they count."""
+    """Return the columns with clipped outliers."""
     return columns | {name: clip_outliers(columns[name], limits[name]) for name in limits if name in columns}
 
 
 def encode_columns(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.ndarray, list[str]]:
-    """The unscaled numbers of every row, and sentences on what did not fit."""
+    """Return the unscaled numbers of every row, and notes on values that do not fit."""
     blocks, notes = [], []
     for spec in specs:
         values: Any = columns[spec.name]
@@ -147,11 +148,11 @@ def encode_columns(columns: dict[str, Values], specs: Sequence[Column]) -> tuple
 
 
 def encode_table(frame: pd.DataFrame, schema: Schema, place: RowLocator | None = None) -> tuple[np.ndarray, list[str]]:
-    """A table's scaled inputs, float64 [rows, features], and sentences on what did not fit the schema."""
+    """Return a table's scaled inputs, float64 [rows, features], and notes on values that do not fit the schema."""
     place = place or (lambda position: f"row {position + 1}")
-    said: list[str] = []
+    formula_notes: list[str] = []
     if schema.formula is not None:
-        frame, said = apply_formula(schema.formula, frame, place)
+        frame, formula_notes = apply_formula(schema.formula, frame, place)
     for column in schema.columns:
         name = column.source or column.name
         if name not in frame.columns:
@@ -166,11 +167,11 @@ def encode_table(frame: pd.DataFrame, schema: Schema, place: RowLocator | None =
     x = (x - np.array(schema.mean)) / np.array(schema.scale)
     if schema.shape is not None:
         x = ShapedColumns.from_json(schema.shape, "schema.json")(torch.from_numpy(x)).numpy()
-    return x, [*said, *notes]
+    return x, [*formula_notes, *notes]
 
 
 def describe_schema(specs: Sequence[Column], dropped: dict[str, str]) -> list[str]:
-    """Sentences on what became of the columns."""
+    """Return notes on the encoding of the columns."""
     notes = [f"Column '{name}' was left out: it {reason}." for name, reason in dropped.items()]
     dates = [spec.name for spec in specs if spec.kind == DATE]
     if dates:

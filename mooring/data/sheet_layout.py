@@ -1,4 +1,5 @@
-"""Where the table is inside a sheet: title lines above the header, total rows, footers and blank rows are not data."""
+"""Location of the table inside a sheet: title lines above the header, total rows, footers and blank rows are not
+data."""
 
 from __future__ import annotations
 
@@ -24,28 +25,28 @@ class SheetLayout(NamedTuple):
     footers: list[int]
 
     def describe(self, title: str) -> list[str]:
-        """What was left out, in words; rows are counted from 1, as spreadsheets do."""
+        """Return notes on rows that were left out; rows are counted from 1, as in spreadsheets."""
         notes = []
         if self.header > 0:
             notes.append(f"{title}: row {self.header + 1} was taken as the header; --header-row sets another.")
-        for what, rows in (("total", self.totals), ("footer", self.footers)):
+        for kind, rows in (("total", self.totals), ("footer", self.footers)):
             if rows:
-                shown = ", ".join(str(row + 1) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
+                row_numbers = ", ".join(str(row + 1) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
                 plural = "s were" if len(rows) > 1 else " was"
-                notes.append(f"{title}: {len(rows)} {what} row{plural} left out (row {shown}).")
+                notes.append(f"{title}: {len(rows)} {kind} row{plural} left out (row {row_numbers}).")
         return notes
 
 
 def find_layout(cells: pd.DataFrame, header: int | None = None) -> SheetLayout | None:
-    """The header, data and other rows of a sheet; None if there is no row below a header."""
+    """Return the header, data and other rows of a sheet; None if there is no row below a header."""
     filled = cells.notna().to_numpy()
     count = filled.sum(1)
-    used = np.flatnonzero(count > 0)
-    if not len(used):
+    filled_rows = np.flatnonzero(count > 0)
+    if not len(filled_rows):
         return None
     if header is None:
         header = guess_header(cells, count)
-    below = used[used > header]
+    below = filled_rows[filled_rows > header]
     if not len(below):
         return None
     width = int(filled[header].sum())
@@ -68,7 +69,8 @@ def find_layout(cells: pd.DataFrame, header: int | None = None) -> SheetLayout |
 
 
 def guess_header(cells: pd.DataFrame, count: np.ndarray) -> int:
-    """The first row that fills most of the table's width with different texts, else the first that is not blank."""
+    """Return the first row that fills most of the table's width with different texts, else the first that is not
+    blank."""
     width = int(np.quantile(count[count > 0], 0.75))
     for row in np.flatnonzero(count >= max(min(2, width), MIN_HEADER_SHARE * width)).tolist():
         names = cells.iloc[row].dropna()

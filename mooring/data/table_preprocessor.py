@@ -1,4 +1,4 @@
-"""`TablePreprocessor`: what tables go through before they are learnt from, as a transformer of scikit-learn's."""
+"""`TablePreprocessor`: the preprocessing of tables, as a transformer of scikit-learn's."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
     """Texts, dates and missing cells of a data frame as scaled numbers, by the rules of `mooring advise`.
 
     Numbers and dates are read in the format in which they are written; categories become one column per level; missing
-    cells are filled and flagged; columns without use are left out; every column is centred and scaled.
+    cells are filled and flagged; useless columns are left out; every column is centered and scaled.
 
     Parameters
     ----------
     client : str or None, default=None
-        A column that identifies the client: it is passed on as it is, as the first column.
+        A column that identifies the client: it is passed through unchanged, as the first column.
 
     Attributes
     ----------
-    schema_ : how the table becomes numbers
+    schema_ : the encoding of the table
     """
 
     def __init__(self, client: str | None = None):
@@ -48,9 +48,11 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
             raise RequestError(table.strays[0].describe(table.place(int(table.strays[0].rows[0]))))
         names = list(table.frame.columns)
         filled = table.frame.assign(**{ROLE: np.arange(len(frame)) % 2, "client": "all"})
-        whole = Table(filled, table.title)
-        code, clients = client_codes(whole, "client")
-        member = ClientTable(whole, ColumnRoles("client", ROLE), code, clients, names, "binary", 0, (1.0, 0.0, 0.0))
+        full_table = Table(filled, table.title)
+        code, clients = client_codes(full_table, "client")
+        member = ClientTable(
+            full_table, ColumnRoles("client", ROLE), code, clients, names, "binary", 0, (1.0, 0.0, 0.0)
+        )
         schema, _, _ = agree_on_schema([member], title=table.title)
         formats = {name: tuple(form) for name, form in table.formats.items()}
         self.schema_ = schema.model_copy(update={"formats": formats, "client": None})
@@ -59,7 +61,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> pd.DataFrame:
-        """The table as numbers, after the client column if there is one."""
+        """Return the table as numbers, after the client column if there is one."""
         check_is_fitted(self)
         table = read_source(self._features(X), read_as(self.schema_))
         values, _ = encode_table(table.frame, self.schema_, table.place)

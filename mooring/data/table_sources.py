@@ -31,12 +31,12 @@ CLIENT_NAMES = CellReading(names=frozenset(("client",)))
 
 
 def read_source(source: Any, cells: CellReading = CLIENT_NAMES) -> Table:
-    """The rows of a source; `cells` describes how its columns are to be read."""
+    """Return the rows of a source; `cells` describes the formats of its columns."""
     source = to_pandas(source)
     if isinstance(source, str) and source in datasets.EMBEDDED_TABLES and datasets.is_dataset_name(source):
-        own = datasets.EMBEDDED_TABLES[source]
-        table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {own.client}))
-        return replace(table, title=source, client=own.client, target=own.target)
+        embedded = datasets.EMBEDDED_TABLES[source]
+        table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {embedded.client}))
+        return replace(table, title=source, client=embedded.client, target=embedded.target)
     if isinstance(source, (str, Path)):
         path = Path(source)
         if not path.exists() and path.name == str(source) and not path.suffix:
@@ -99,20 +99,23 @@ def table_of_clients(source: dict[str, Any], cells: CellReading = CLIENT_NAMES) 
 
 
 def table_of_parts(source: Mapping[Any, Any]) -> Table:
-    """Clients whose rows come by part, or in batches."""
-    held = rows_by_client(source)
-    sizes = [len(one.y) for one in held.values()]
-    group = np.repeat(np.array(list(held), dtype=object), sizes)
-    said = [one.part for one in held.values() if one.part is not None]
-    if 0 < len(said) < len(held):
+    """Return the table of clients whose rows come by part, or in batches."""
+    rows_of_client = rows_by_client(source)
+    sizes = [len(client_rows.y) for client_rows in rows_of_client.values()]
+    group = np.repeat(np.array(list(rows_of_client), dtype=object), sizes)
+    parts = [client_rows.part for client_rows in rows_of_client.values() if client_rows.part is not None]
+    if 0 < len(parts) < len(rows_of_client):
         raise RequestError("some clients say which rows train, validate and test, and some do not; all must, or none.")
-    split = np.array(PARTS, dtype=object)[np.concatenate(said)] if said else None
-    x, y = torch.cat([one.x for one in held.values()]).numpy(), torch.cat([one.y for one in held.values()]).numpy()
+    split = np.array(PARTS, dtype=object)[np.concatenate(parts)] if parts else None
+    x, y = (
+        torch.cat([client_rows.x for client_rows in rows_of_client.values()]).numpy(),
+        torch.cat([client_rows.y for client_rows in rows_of_client.values()]).numpy(),
+    )
     return table_of_arrays(x, y, group, split=split)
 
 
 def stack(dataset: Dataset, label: str) -> tuple[Tensor, Tensor]:
-    """All items (x, y) of a torch data set as two tensors, a number y for each."""
+    """Return all items (x, y) of a torch data set as two tensors, a number y for each."""
     x, y = stack_items(dataset, label)
     y = y.squeeze(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:

@@ -21,25 +21,25 @@ from mooring.data.typed_columns import AmbiguousDates, ReadingOptions, StrayCell
 
 DEFAULT_READING = CellReading()
 
-RowLocator = Callable[[int], str]  # where the row at a position of the table stands, in words
+RowLocator = Callable[[int], str]  # returns the location of a row in words
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A source's rows in one frame, and what the source says about itself."""
+    """A source's rows in one frame, and the source's metadata."""
 
     frame: pd.DataFrame
     title: str
     client: str | None = None  # the columns that the source itself fixes
     target: str | None = None
     kind: str | None = None
-    origin: np.ndarray | None = None  # the file (or client) of each row, where there are several
+    origin: np.ndarray | None = None  # the file (or client) of each row, if there are several
     row: np.ndarray | None = None  # each row's number inside its file, from 0; None: its place in the frame
-    x: Any = None  # inputs that are no table (images, tokens): a tensor with a row for each row of the frame
+    x: Any = None  # inputs that are not a table (images, tokens): a tensor with one row per row of the frame
     notes: list[str] = field(default_factory=list)
     formats: dict[str, CellFormat] = field(default_factory=dict)  # of columns that were not plain numbers or ISO dates
-    decimal: str = ""  # the decimal mark of the file, where it shows one
-    strays: tuple[StrayCells, ...] = ()  # cells that are no numbers in columns of numbers
+    decimal: str = ""  # the decimal mark of the file, if it has one
+    strays: tuple[StrayCells, ...] = ()  # cells that are not numbers in columns of numbers
     ambiguous: tuple[AmbiguousDates, ...] = ()
     clip: dict[str, tuple[float, float]] = field(default_factory=dict)  # limits of winsorized columns
 
@@ -47,24 +47,24 @@ class Table:
         return np.arange(len(self.frame)) if self.row is None else self.row
 
     def place(self, position: int) -> str:
-        where = self.title if self.origin is None else self.origin[position]
-        return f"{where}, row {int(self.rows()[position]) + 1}"
+        location = self.title if self.origin is None else self.origin[position]
+        return f"{location}, row {int(self.rows()[position]) + 1}"
 
 
-def count_phrase(count: int, what: str) -> str:
+def count_phrase(count: int, noun: str) -> str:
     """1 row, 2 rows."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def quote_list(names: Iterable[Any], most: int = 12) -> str:
+def quote_list(names: Iterable[Any], max_names: int = 12) -> str:
     """'a', 'b', 'c' and 4 more."""
     names = [f"'{name}'" for name in names]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
-    """A sentence that proposes the closest of the known names, or nothing."""
-    folded = {str(k).casefold(): str(k) for k in known}
+def suggest_name(name: str, candidates: Iterable[str]) -> str:
+    """Return a sentence that proposes the closest candidate, or ""."""
+    folded = {str(k).casefold(): str(k) for k in candidates}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return f" Did you mean '{folded[close[0]]}'?" if close else ""
 
@@ -79,7 +79,7 @@ def require_column(frame: pd.DataFrame, name: str, role: str, title: str) -> Non
 
 
 def read_table(path: str | Path, cells: CellReading = DEFAULT_READING) -> Table:
-    """Read a file or a folder; `cells` says which columns stay as they are written."""
+    """Read a file or a folder; `cells` names the columns that are not converted."""
     path = Path(path)
     if not path.exists():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -87,7 +87,7 @@ def read_table(path: str | Path, cells: CellReading = DEFAULT_READING) -> Table:
     if path.is_dir():
         return read_folder(path, cells)
     if not path.is_file():
-        raise RequestError(f"{path}: is neither a file nor a folder.")  # a pipe would keep us waiting
+        raise RequestError(f"{path}: is neither a file nor a folder.")  # reading a pipe would block
     content = read_file(path, cells)
     row = content.frame.index.to_numpy()
     table = Table(
@@ -97,7 +97,7 @@ def read_table(path: str | Path, cells: CellReading = DEFAULT_READING) -> Table:
 
 
 def with_types(table: Table, options: ReadingOptions) -> Table:
-    """The table with its text columns as the numbers and dates that they are."""
+    """Return the table with its text columns converted to numbers and dates."""
     typed = type_columns(table.frame, options)
     return replace(
         table,
@@ -110,7 +110,7 @@ def with_types(table: Table, options: ReadingOptions) -> Table:
 
 
 def join_typed(tables: dict[str, Table], title: str, labels: list[str]) -> Table:
-    """One table from a table per client, with what was found about their cells."""
+    """Return one table from a table per client, with the formats of their cells."""
     joined = join({name: table.frame for name, table in tables.items()}, title, labels)
     parts = list(tables.values())
     starts = np.cumsum([0, *(len(table.frame) for table in parts)])
@@ -126,7 +126,8 @@ def join_typed(tables: dict[str, Table], title: str, labels: list[str]) -> Table
 
 
 def read_folder(folder: Path, cells: CellReading) -> Table:
-    """One table per client; the file's name without its ending is the client's name."""
+    """Return the table of a folder with one file per client; the file's name without its ending is the client's
+    name."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     files = [entry for entry in entries if file_ending(entry) in ENDINGS]
     if not files:
@@ -147,7 +148,7 @@ def read_folder(folder: Path, cells: CellReading) -> Table:
 
 
 def join(frames: dict[str, pd.DataFrame], title: str, labels: list[str]) -> Table:
-    """One table from a table per client; `labels` say in words where each came from."""
+    """Return one table from a table per client; `labels` describe the origin of each."""
     reference = next(iter(frames.values()))
     for frame, label in zip(frames.values(), labels):
         require_distinct_names([str(name) for name in frame.columns], label)
@@ -158,7 +159,7 @@ def join(frames: dict[str, pd.DataFrame], title: str, labels: list[str]) -> Tabl
             raise RequestError(f"{title}: {label} {verb} column '{column}'; all must have the columns of {labels[0]}.")
     sizes = [len(frame) for frame in frames.values()]
     client = next(name for name in ("client", "client_name", "client_file") if name not in reference.columns)
-    whole = pd.concat(list(frames.values()), ignore_index=True)
-    whole[client] = np.repeat(np.array(list(frames), dtype=object), sizes)
+    combined = pd.concat(list(frames.values()), ignore_index=True)
+    combined[client] = np.repeat(np.array(list(frames), dtype=object), sizes)
     row = np.concatenate([np.arange(size) for size in sizes])
-    return Table(whole, title, client=client, origin=np.repeat(np.array(labels, dtype=object), sizes), row=row)
+    return Table(combined, title, client=client, origin=np.repeat(np.array(labels, dtype=object), sizes), row=row)

@@ -1,4 +1,4 @@
-"""The target column: what kind it is, its classes, its numbers."""
+"""The target column: its kind, its classes, its numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Target(NamedTuple):
 
 
 class TargetDescription(NamedTuple):
-    """What all clients take the target for."""
+    """The target's kind, which all clients use."""
 
     kind: str
     classes: tuple[str, ...]
@@ -58,75 +58,94 @@ def require_targets(series: pd.Series, place: RowLocator) -> None:
 
 
 def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[str]) -> ColumnStatistics:
-    """What clients say about their targets: counts, extremes, and the classes by name.
+    """Return the clients' statistics of their targets: counts, extremes, and the classes by name.
 
-    A client names its values only where they may be classes: text, whole numbers that are few and small, at most two
-    different numbers, or what `kind` says are classes; and never more than NAMED_CLASSES and half of its rows.
+    A client names its values only if they may be classes: text, whole numbers that are few and small, at most two
+    different numbers, or classes by `kind`; and never more than MAX_NAMED_CLASSES and half of its rows.
     """
     if kind not in (*TARGET_KINDS, "auto"):
         raise RequestError(f"the target's kind must be one of {quote_list(('auto', *TARGET_KINDS))}, got {kind!r}.")
-    name, many = str(series.name), len(clients)
-    rows = sum_by_client(np.ones(len(series)), code, many)
+    name, num_clients = str(series.name), len(clients)
+    rows = sum_by_client(np.ones(len(series)), code, num_clients)
     number = classify_cells(series).number | types.is_datetime64_any_dtype(series)
-    numbers = sum_by_client(number, code, many)
+    numbers = sum_by_client(number, code, num_clients)
     if number.all():
-        text, found = None, order_statistics(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, many)
+        text, statistics = (
+            None,
+            order_statistics(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, num_clients),
+        )
     else:
         text, values = to_categories(series), np.full(len(series), np.nan)
         values[number] = np.asarray(parse_values(series, NUMBER)[0])[number]
-        found = order_statistics(values, code, many)
-        found["distinct"] = order_statistics(text.codes.astype(float), code, many)["distinct"]
-    whole = types.is_integer_dtype(series)
-    few = whole & (found["distinct"] <= MAX_CODE_VALUES) & (found["low"] >= 0) & (found["high"] <= MAX_CODE)
-    likely = (found["distinct"] <= 2) | few | (numbers < MIN_READABLE_SHARE * rows)
+        statistics = order_statistics(values, code, num_clients)
+        statistics["distinct"] = order_statistics(text.codes.astype(float), code, num_clients)["distinct"]
+    is_integer = types.is_integer_dtype(series)
+    is_code = (
+        is_integer
+        & (statistics["distinct"] <= MAX_CODE_VALUES)
+        & (statistics["low"] >= 0)
+        & (statistics["high"] <= MAX_CODE)
+    )
+    likely = (statistics["distinct"] <= 2) | is_code | (numbers < MIN_READABLE_SHARE * rows)
     if kind != "auto":
-        likely = np.full(many, kind in (BINARY, CLASSES))
-    named = likely & (found["distinct"] <= np.maximum(MAX_NAMED_CLASSES, rows / 2))
-    facts = {"has": np.ones(many), "rows": rows, "numbers": numbers, "whole": np.full(many, float(whole))}
+        likely = np.full(num_clients, kind in (BINARY, CLASSES))
+    is_named = likely & (statistics["distinct"] <= np.maximum(MAX_NAMED_CLASSES, rows / 2))
+    counts = {
+        "has": np.ones(num_clients),
+        "rows": rows,
+        "numbers": numbers,
+        "whole": np.full(num_clients, float(is_integer)),
+    }
     levels = {}
-    if named.any():
+    if is_named.any():
         text = to_categories(series) if text is None else text
-        levels = count_levels(np.where(named[code], text.codes, -1), list(text.categories), code, clients)
-    return ColumnStatistics(tuple(clients), {name: facts | found | {"named": named.astype(float)}}, {name: levels})
+        levels = count_levels(np.where(is_named[code], text.codes, -1), list(text.categories), code, clients)
+    return ColumnStatistics(
+        tuple(clients), {name: counts | statistics | {"named": is_named.astype(float)}}, {name: levels}
+    )
 
 
 def agree_target(summary: ColumnStatistics, name: str, kind: str, title: str) -> TargetDescription:
-    """The target's kind, or the kind that fits it best ("auto"), and its classes.
+    """Return the target's kind, or the kind that fits it best ("auto"), and its classes.
 
     Auto: text, booleans and columns with two values are classes; so are up to ten small whole numbers, unless the
-    column's name speaks of a quantity; every other number is a regression target.
+    column's name is that of a quantity; every other number is a regression target.
     """
-    where = f"{title}: target column '{name}'"
-    found = fitting_kind(summary, name) if kind == "auto" else kind
+    location = f"{title}: target column '{name}'"
+    chosen = fitting_kind(summary, name) if kind == "auto" else kind
     levels = summary.levels.get(name, {})
     classes = tuple(sort_levels(levels))
     rows = int(summary.total(name, "rows"))
-    if found not in (BINARY, CLASSES):
+    if chosen not in (BINARY, CLASSES):
         low, high = summary.of(name, "low").min(), summary.of(name, "high").max()
         if low == high and summary.total(name, "finite") == rows:
-            raise RequestError(f"{where} is {low:g} in every row; there is nothing to learn.")
-        return TargetDescription(found, (), [])
-    unnamed = summary.where(name, summary.of(name, "named") == 0)
+            raise RequestError(f"{location} is {low:g} in every row; there is nothing to learn.")
+        return TargetDescription(chosen, (), [])
+    unnamed = summary.select_clients(name, summary.of(name, "named") == 0)
     if unnamed:
-        most = int(summary.of(name, "distinct").max())
-        numeric = summary.where(name, (summary.of(name, "named") == 0) & (summary.of(name, "numbers") > 0))
-        texts = summary.where(name, summary.of(name, "numbers") < MIN_READABLE_SHARE * summary.of(name, "rows"))
+        max_classes = int(summary.of(name, "distinct").max())
+        numeric = summary.select_clients(name, (summary.of(name, "named") == 0) & (summary.of(name, "numbers") > 0))
+        texts = summary.select_clients(
+            name, summary.of(name, "numbers") < MIN_READABLE_SHARE * summary.of(name, "rows")
+        )
         if numeric and texts and kind == "auto":
             raise RequestError(
-                f"{where} holds numbers at client '{numeric[0]}', but text at client '{texts[0]}'; "
+                f"{location} holds numbers at client '{numeric[0]}', but text at client '{texts[0]}'; "
                 "all clients must have the same kind of target."
             )
-        raise RequestError(f"{where} holds {most} or more classes in {rows} rows; it looks like a key, not a target.")
-    refuse_classes(summary, name, found, where)
+        raise RequestError(
+            f"{location} holds {max_classes} or more classes in {rows} rows; it looks like a key, not a target."
+        )
+    refuse_classes(summary, name, chosen, location)
     notes = []
-    if kind == "auto" and found == CLASSES and summary.of(name, "whole").all():
+    if kind == "auto" and chosen == CLASSES and summary.of(name, "whole").all():
         notes.append(
             f"Target '{name}' has {len(classes)} different whole numbers and was taken as classes; "
             f"set its kind to 'regression' if they are amounts."
         )
-    if found == BINARY and classes != ("0", "1"):
+    if chosen == BINARY and classes != ("0", "1"):
         notes.append(f"Target '{name}': 1 stands for '{classes[1]}', 0 for '{classes[0]}'.")
-    return TargetDescription(found, classes, notes)
+    return TargetDescription(chosen, classes, notes)
 
 
 def fitting_kind(summary: ColumnStatistics, name: str) -> str:
@@ -146,15 +165,15 @@ def fitting_kind(summary: ColumnStatistics, name: str) -> str:
     return CLASSES if codes else REGRESSION
 
 
-def refuse_classes(summary: ColumnStatistics, name: str, kind: str, where: str) -> None:
+def refuse_classes(summary: ColumnStatistics, name: str, kind: str, location: str) -> None:
     levels, rows = summary.levels[name], int(summary.total(name, "rows"))
     if len(levels) == 1:
-        raise RequestError(f"{where} holds one class only, '{next(iter(levels))}'; at least two are needed.")
+        raise RequestError(f"{location} holds one class only, '{next(iter(levels))}'; at least two are needed.")
     if kind == BINARY and len(levels) > 2:
-        some = [f"'{value}' at client '{levels[value].client}'" for value in sort_levels(levels)[:5]]
-        raise RequestError(f"{where} holds {len(levels)} values ({', '.join(some)}); a binary target has two.")
+        examples = [f"'{value}' at client '{levels[value].client}'" for value in sort_levels(levels)[:5]]
+        raise RequestError(f"{location} holds {len(levels)} values ({', '.join(examples)}); a binary target has two.")
     if len(levels) > max(10, rows / 2):
-        raise RequestError(f"{where} holds {len(levels)} classes in {rows} rows; it looks like a key, not a target.")
+        raise RequestError(f"{location} holds {len(levels)} classes in {rows} rows; it looks like a key, not a target.")
 
 
 def read_target(
@@ -165,7 +184,7 @@ def read_target(
     code: np.ndarray | None = None,
     clients: Sequence[str] = (),
 ) -> Target:
-    """The target of a table as what its clients (default: one) take it for."""
+    """Return the target of a table, with the kind that its clients (default: one) agree on."""
     require_targets(series, place)
     name = str(series.name)
     if code is None:
@@ -175,7 +194,7 @@ def read_target(
 
 
 def encode_target(series: pd.Series, kind: str, classes: tuple[str, ...], place: RowLocator) -> np.ndarray:
-    """A table's target in the codes (or numbers) that were agreed on."""
+    """Return a table's target in the agreed codes (or numbers)."""
     require_targets(series, place)
     if kind not in (BINARY, CLASSES):
         y = np.asarray(read_values(series, NUMBER, place), dtype=float)
@@ -188,10 +207,10 @@ def encode_target(series: pd.Series, kind: str, classes: tuple[str, ...], place:
         return y
     text = to_categories(series)
     codes = pd.Index(classes).get_indexer(text.categories)[text.codes]
-    strange = np.flatnonzero(codes < 0)
-    if len(strange):
+    unknown = np.flatnonzero(codes < 0)
+    if len(unknown):
         raise RequestError(
-            f"{place(strange[0])}, target column '{series.name}': '{text[strange[0]]}' is not one of the classes "
+            f"{place(unknown[0])}, target column '{series.name}': '{text[unknown[0]]}' is not one of the classes "
             f"{quote_list(classes)}."
         )
     return codes.astype(np.int64)

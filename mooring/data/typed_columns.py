@@ -1,6 +1,6 @@
-"""Text columns of a table as the numbers and dates that they are, each in the format in which it is written.
+"""Conversion of a table's text columns to numbers and dates, each by its own format.
 
-A column is converted where it is written otherwise than plain numbers and ISO dates, which later steps read themselves.
+Columns of plain numbers and ISO dates are left to later steps.
 A column of numbers or dates but for a few cells is not a category: the cells are reported by row (`StrayCells`).
 """
 
@@ -26,11 +26,11 @@ from mooring.data.cell_formats import (
 )
 
 NUMBER, DATE = "number", "date"
-MIN_SHARE = 0.95  # of a column's cells that are numbers (or dates): then the others are slips
-MIN_SHARE_WITH_STRAYS = 0.5  # the same where the others are few different texts, such as "-" and "n/a",
+MIN_SHARE = 0.95  # of a column's cells that are numbers (or dates): then the others are errors
+MIN_SHARE_WITH_STRAYS = 0.5  # the same if the others are few different texts, such as "-" and "n/a",
 MAX_STRAY_TEXTS = 3
 MIN_DECISIVE_SHARE = 0.1  # of cells with marks that are numbers with one decimal mark only: it is the column's
-MIN_DIFFERENT_NUMBERS = 5  # and the numbers are many
+MIN_DIFFERENT_NUMBERS = 5  # and the numbers are at least this many
 
 
 class StrayCells(NamedTuple):
@@ -43,7 +43,7 @@ class StrayCells(NamedTuple):
     present: int  # cells that are not empty
 
     def describe(self, place: str) -> str:
-        """One sentence that names the first row and value, and the cures."""
+        """Return a sentence that names the first row and value, and the remedies."""
         count = f"{len(self.rows)} of {self.present} cells {'is' if len(self.rows) == 1 else 'are'} not"
         return (
             f"{place}, column '{self.column}': '{self.value}' is not a {self.kind}, but the column is {self.kind}s "
@@ -77,39 +77,39 @@ class TypedFrame(NamedTuple):
 
 
 class ReadingOptions(NamedTuple):
-    """What is known of how cells are written."""
+    """Formats of cells."""
 
-    as_text: frozenset[str] = frozenset()  # columns that are left as they are
-    categorical: frozenset[str] = frozenset()  # columns that are categories, whatever they hold
-    decimal: str = ""  # "." or ","; "": found out
-    decimal_hint: str = ""  # the decimal mark where a column's own cells leave it open
+    as_text: frozenset[str] = frozenset()  # columns that are not converted
+    categorical: frozenset[str] = frozenset()  # columns that are read as categories
+    decimal: str = ""  # "." or ","; "": detected
+    decimal_hint: str = ""  # the decimal mark if a column's own cells are ambiguous
     date_format: str = ""
     missing: tuple[str, ...] = ()  # texts that stand for a missing value
-    formats: tuple[tuple[str, CellFormat], ...] = ()  # of an earlier table's columns: they hold here as well
+    formats: tuple[tuple[str, CellFormat], ...] = ()  # of an earlier table's columns: they apply here as well
 
 
 def type_columns(frame: pd.DataFrame, options: ReadingOptions) -> TypedFrame:
-    """The table with its text columns converted, and what was found on the way."""
-    known = dict(options.formats)
+    """Return the table with its text columns converted, their formats, and stray cells."""
+    known_formats = dict(options.formats)
     categories = [name for name in frame.columns if str(name) in options.categorical]
     frame = frame.assign(**{name: frame[name].map(str, na_action="ignore").astype("category") for name in categories})
-    found: dict[str, tuple[pd.Series, list[ColumnReading]]] = {}
+    candidates: dict[str, tuple[pd.Series, list[ColumnReading]]] = {}
     for name in frame.columns:
         if is_convertible(frame[name]) and str(name) not in options.as_text:
             series = with_missing(frame[name].astype(object), options.missing)
             if options.missing:
                 frame = frame.assign(**{name: series})
-            found[str(name)] = series, list(read_formats(series, options, known.get(str(name))))
-    hint = options.decimal or options.decimal_hint or common_decimal(readings for _, readings in found.values())
+            candidates[str(name)] = series, list(read_formats(series, options, known_formats.get(str(name))))
+    hint = options.decimal or options.decimal_hint or common_decimal(readings for _, readings in candidates.values())
     formats, described = dict[str, CellFormat](), dict[str, list[str]]()
     strays, ambiguous, notes = list[StrayCells](), list[AmbiguousDates](), list[str]()
-    for name, (series, readings) in found.items():
+    for name, (series, readings) in candidates.items():
         best = choose_reading(readings, hint)
         if best is None:
             continue
         present = series.notna().to_numpy()
         stray = np.flatnonzero(present & np.isnan(best.values))
-        if not is_mostly(best, series, int(present.sum()), stray) and name not in known:
+        if not is_mostly(best, series, int(present.sum()), stray) and name not in known_formats:
             continue
         if len(stray):
             strays.append(StrayCells(name, best.kind, stray, str(series.iloc[stray[0]]), int(present.sum())))
@@ -118,54 +118,58 @@ def type_columns(frame: pd.DataFrame, options: ReadingOptions) -> TypedFrame:
                 ambiguous.append(AmbiguousDates(name, f"column '{name}' {doubt}"))
             else:
                 notes.append(f"Column '{name}' {doubt}")
-        words = best.format.describe(best.kind)
-        if words is None:
+        description = best.format.describe(best.kind)
+        if description is None:
             continue
         formats[name] = best.format
-        described.setdefault(words, []).append(name)
-        frame = frame.assign(**{name: converted(series, best, stray)})
-    notes += [f"Read as {words}: {', '.join(repr(name) for name in names)}." for words, names in described.items()]
+        described.setdefault(description, []).append(name)
+        frame = frame.assign(**{name: convert_column(series, best, stray)})
+    notes += [
+        f"Read as {description}: {', '.join(repr(name) for name in names)}." for description, names in described.items()
+    ]
     return TypedFrame(frame, formats, strays, ambiguous, notes)
 
 
 def is_convertible(series: pd.Series) -> bool:
-    """Whether a column holds texts, and nobody says that they are categories."""
-    known = (types.is_numeric_dtype, types.is_datetime64_any_dtype, types.is_timedelta64_dtype)
-    return not any(is_type(series) for is_type in known) and not isinstance(series.dtype, pd.CategoricalDtype)
+    """Return whether a column contains texts that are not declared as categories."""
+    typed = (types.is_numeric_dtype, types.is_datetime64_any_dtype, types.is_timedelta64_dtype)
+    return not any(is_type(series) for is_type in typed) and not isinstance(series.dtype, pd.CategoricalDtype)
 
 
 def with_missing(series: pd.Series, texts: tuple[str, ...]) -> pd.Series:
-    """The column without the texts that stand for a missing value."""
+    """Return the column without the texts for missing values."""
     return series.mask(series.map(lambda value: isinstance(value, str) and value.strip() in texts)) if texts else series
 
 
-def read_formats(series: pd.Series, options: ReadingOptions, known: CellFormat | None) -> Iterator[ColumnReading]:
-    """A text column under every format that reads some of it."""
+def read_formats(
+    series: pd.Series, options: ReadingOptions, known_format: CellFormat | None
+) -> Iterator[ColumnReading]:
+    """Yield a text column under every format that can read some of it."""
     texts = series.map(lambda value: isinstance(value, str)).to_numpy(bool)
     if not texts.any():
         return
     code, levels = pd.factorize(series[texts])
     numeric = pd.to_numeric(series[~texts].map(not_bool), errors="coerce").to_numpy(float)
 
-    def spread(parsed: np.ndarray, plain: np.ndarray | None) -> np.ndarray:
+    def spread(parsed: np.ndarray, numbers: np.ndarray | None) -> np.ndarray:
         values = np.full(len(series), np.nan)
         values[texts] = parsed[code]
-        if plain is not None:
-            values[~texts] = plain
+        if numbers is not None:
+            values[~texts] = numbers
         return values
 
-    decimals = [known.decimal] if known else [options.decimal] if options.decimal else [POINT, COMMA]
+    decimals = [known_format.decimal] if known_format else [options.decimal] if options.decimal else [POINT, COMMA]
     for decimal in decimals:
         parsed, units = parse_numbers(levels, decimal)
-        unit = known.unit if known else most_frequent_unit(units[code][~np.isnan(parsed[code])])
-        # Cells in another unit are no numbers of this column; nor is 0.12 in a column of percentages.
+        unit = known_format.unit if known_format else most_frequent_unit(units[code][~np.isnan(parsed[code])])
+        # Cells in another unit are not numbers of this column; nor is 0.12 in a column of percentages.
         wrong = (units != unit) & ((units != "") | (unit == PERCENT))
         parsed = np.where(wrong, np.nan, parsed)
         if not np.isnan(parsed).all():
             values = spread(parsed, numeric)
             yield ColumnReading(NUMBER, CellFormat(decimal, unit), values, int((~np.isnan(values)).sum()))
-    if known:
-        dates = [known.date]
+    if known_format:
+        dates = [known_format.date]
     else:
         dates = [options.date_format] if options.date_format else [ISO_DATE, *possible_date_formats(map(str, levels))]
     for date in dates:
@@ -180,13 +184,14 @@ def not_bool(value: Any) -> Any:
 
 
 def most_frequent_unit(units: np.ndarray) -> str:
-    """The unit of most cells that have one, unless nearly all have none."""
-    named, count = np.unique(units[units != ""].astype(str), return_counts=True)
-    return str(named[count.argmax()]) if len(named) else ""
+    """Return the unit of most cells that have one, or ""."""
+    units_present, count = np.unique(units[units != ""].astype(str), return_counts=True)
+    return str(units_present[count.argmax()]) if len(units_present) else ""
 
 
 def choose_reading(readings: list[ColumnReading], hint: str) -> ColumnReading | None:
-    """The reading of most cells, numbers before dates; the decimal mark is what the cells show, or else the hint."""
+    """Return the reading of most cells, numbers before dates; the cells determine the decimal mark, or else the
+    hint."""
     numbers = {r.format.decimal: r for r in readings if r.kind == NUMBER}
     if len(numbers) > 1:
         mark = shown_decimal(numbers[POINT], numbers[COMMA]) or hint or POINT
@@ -195,7 +200,7 @@ def choose_reading(readings: list[ColumnReading], hint: str) -> ColumnReading | 
 
 
 def shown_decimal(point: ColumnReading, comma: ColumnReading) -> str:
-    """The decimal mark that a column's cells show; "" if they leave it open: 1,234 is a number with either mark."""
+    """Return the decimal mark of a column's cells; "" if it is ambiguous: 1,234 is a number with either mark."""
     read_point, read_comma = ~np.isnan(point.values), ~np.isnan(comma.values)
     only_point, only_comma = int((read_point & ~read_comma).sum()), int((read_comma & ~read_point).sum())
     doubtful = int((read_point & read_comma & (point.values != comma.values)).sum())
@@ -204,7 +209,7 @@ def shown_decimal(point: ColumnReading, comma: ColumnReading) -> str:
 
 
 def common_decimal(columns: Iterable[list[ColumnReading]]) -> str:
-    """The decimal mark of most columns that show theirs; "" if there is none."""
+    """Return the decimal mark of most columns that determine it; "" if there is none."""
     votes = {POINT: 0, COMMA: 0}
     for readings in columns:
         numbers = {r.format.decimal: r for r in readings if r.kind == NUMBER}
@@ -215,39 +220,41 @@ def common_decimal(columns: Iterable[list[ColumnReading]]) -> str:
 
 
 def is_mostly(reading: ColumnReading, series: pd.Series, present: int, stray: np.ndarray) -> bool:
-    """Whether a column is numbers (or dates), perhaps but for a few cells."""
+    """Return whether a column is numbers (or dates), except for a few cells."""
     if reading.readable >= MIN_SHARE * present:
         return True
     different = len(np.unique(reading.values[~np.isnan(reading.values)]))
-    few = series.iloc[stray].nunique() <= MAX_STRAY_TEXTS
-    return reading.readable >= MIN_SHARE_WITH_STRAYS * present and few and different >= MIN_DIFFERENT_NUMBERS
+    has_few_strays = series.iloc[stray].nunique() <= MAX_STRAY_TEXTS
+    return reading.readable >= MIN_SHARE_WITH_STRAYS * present and has_few_strays and different >= MIN_DIFFERENT_NUMBERS
 
 
 def find_ambiguity(readings: list[ColumnReading], best: ColumnReading, hint: str) -> str | None:
-    """Another reading of the same cells as other values, in words; None if there is none, or the hint decides."""
-    for other in readings:
-        if other is best or other.kind != best.kind or other.readable < best.readable:
+    """Return a description of another reading with other values; None if there is none, or the hint decides."""
+    for alternative in readings:
+        if alternative is best or alternative.kind != best.kind or alternative.readable < best.readable:
             continue
-        both = ~np.isnan(best.values) & ~np.isnan(other.values)
-        if not both.any() or np.array_equal(best.values[both], other.values[both]):
+        is_read = ~np.isnan(best.values) & ~np.isnan(alternative.values)
+        if not is_read.any() or np.array_equal(best.values[is_read], alternative.values[is_read]):
             continue
         if best.kind == DATE:
-            mine, its = date_in_words(best.format.date), date_in_words(other.format.date)
-            return f"holds dates that read as {mine} and as {its}; set one with --date-format '{best.format.date}'."
+            formats = f"{date_in_words(best.format.date)} and as {date_in_words(alternative.format.date)}"
+            return f"holds dates that read as {formats}; set one with --date-format '{best.format.date}'."
         if not hint:
             return "was read with decimal points; its cells could have decimal commas as well: --decimal sets one."
     return None
 
 
-def converted(series: pd.Series, reading: ColumnReading, stray: np.ndarray) -> pd.Series:
-    """The column's values; cells that cannot be read stay as they are written."""
+def convert_column(series: pd.Series, reading: ColumnReading, stray: np.ndarray) -> pd.Series:
+    """Return the column's values; cells that cannot be read stay text."""
     values: Any = reading.values
     if reading.kind == DATE:
         out = pd.Series(pd.to_datetime(values, unit="D", errors="coerce"), index=series.index)
         out = out.dt.round("s")
     else:
-        whole = not np.isnan(values).any() and bool((values == np.rint(values)).all()) and np.abs(values).max() < 2**53
-        out = pd.Series(values.astype(np.int64) if whole else values, index=series.index)
+        is_integer = (
+            not np.isnan(values).any() and bool((values == np.rint(values)).all()) and np.abs(values).max() < 2**53
+        )
+        out = pd.Series(values.astype(np.int64) if is_integer else values, index=series.index)
     if len(stray):
         out = out.astype(object)
         out.iloc[stray] = series.iloc[stray]

@@ -1,4 +1,5 @@
-"""Generators: federations with planted truths. Frozen dataclasses; `make(seed)` gives `Clients` with a `truth`."""
+"""Generators: federations with planted true models. Frozen dataclasses; `make(seed)` returns `Clients` with a
+`truth`."""
 
 from mooring.data.generators.bag_of_words import BagOfWords
 from mooring.data.generators.chebyshev import Chebyshev

@@ -4,7 +4,7 @@ A text of class c by user i has `length` independent words, word v with probabil
 
     theta_icv  ~  exp(-log(v + 1) + signal S_cv + topics T_iv + taste U_icv),  S, T, U ~ N(0, 1)
 
-(Zipf's law, what the class says, what the user talks about, how the user says it). With taste = 0 users share one
+(Zipf's law, the class's words, the user's topics, the user's words for a class). With taste = 0 users share one
 classifier up to its bias. x are the counts, classes are equally likely, and Bayes' rule is linear with weight_c =
 log theta_ic and no bias. Two classes make a binary target.
 """

@@ -1,7 +1,7 @@
-"""Chebyshev fitting: every client sees one strip of the interval, all want the whole function.
+"""Chebyshev fitting: every client has one strip of the interval, and all estimate the entire function.
 
 kernel, Section 7.4. f(x) = U_5(x) = 32 x^5 - 32 x^3 + 6 x on [-1, 1], features 1, x, ..., x^5, y = f(x) +
-noise N(0, 1). Client i of m holds an even grid of n points in [-1 + 2 (i-1)/m, -1 + 2 i/m), starting at the strip's
+noise N(0, 1). Client i of m has an even grid of n points in [-1 + 2 (i-1)/m, -1 + 2 i/m), starting at the strip's
 left end, so that all points together are -1 + 2 k/N, or (grid = "midpoint") half a step later.
 
 Held-out rows are uniform on [-1, 1] for every client, and so is the truth's second moment.

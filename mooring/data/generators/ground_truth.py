@@ -1,4 +1,4 @@
-"""Planted truths: what a generator knows about its clients, and the risks that follow in closed form.
+"""Planted true models of a generator's clients, and their risks in closed form.
 
     w_i    the minimiser of client i's population risk         Truth.w
     w_avg  sum_i p_i w_i                                       Truth.average

@@ -71,8 +71,8 @@ class HardLogistic:
     def _hard(self, seed: int, sizes: list[tuple[int, ...]]) -> np.ndarray:
         n = np.array([size[0] for size in sizes])
         signs = np.stack([2.0 * client_generator(seed, i).integers(0, 2, self.dim) - 1 for i in range(self.clients)])
-        far = self.radius**2 >= self.dim * self.clients / n.sum()
-        delta = self.scale / np.sqrt(n) if far else np.full(self.clients, self.scale * self.radius / sqrt(self.dim))
+        is_far = self.radius**2 >= self.dim * self.clients / n.sum()
+        delta = self.scale / np.sqrt(n) if is_far else np.full(self.clients, self.scale * self.radius / sqrt(self.dim))
         return delta[:, None] * signs
 
     def _smooth(self, seed: int, p: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Gaussian random effects: linear clients whose coefficients scatter around a common vector.
+"""Gaussian random effects: linear clients whose coefficients vary around a shared vector.
 
     w ~ centre_scale N(0, I),  w_i ~ N(w, diag(spread^2)),  y = x'w_i + noise N(0, 1),  x ~ N(0, I)
 
-The prior is known, so the Bayes oracle is: `truth.centre`, `truth.spread` and `truth.noise` are all it needs.
+The prior is known, so the Bayes oracle is too: it needs `truth.centre`, `truth.spread` and `truth.noise`.
 With `intercept` there is one more coefficient, the last, that multiplies the constant 1; x has no column for it.
 """
 
@@ -37,7 +37,7 @@ class LinearFederation:
     noise: float = 1.0
     sizes: str = "equal"  # or "powerlaw"
     exponent: float = 1.0  # of the power law
-    least: int = 4  # samples that everyone has under the power law
+    least: int = 4  # smallest number of samples under the power law
     intercept: bool = False
     centre_scale: float = 1.0
     validation: float = 0

@@ -1,4 +1,4 @@
-"""Linear clients of `kernel`: common or shifted truths, full or degenerate inputs.
+"""Linear clients of `kernel`: equal or shifted true models, full or degenerate inputs.
 
 kernel, Sections 6.2.2 and 7.1-7.3. y = x'theta_i + noise N(0, 1), theta* ~ N(0, I), and max_ij |theta_i - theta_j| =
 gap.

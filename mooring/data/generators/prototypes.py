@@ -55,17 +55,17 @@ class Prototypes:
         styles = np.stack(
             [self.style * client_generator(seed, i).standard_normal(self.dim) for i in range(self.clients)]
         )
-        held = np.stack(
+        client_classes = np.stack(
             [client_generator(seed, i, INPUTS_STREAM).permutation(self.classes)[:k] for i in range(self.clients)]
         )
 
         def draw(i, part, rng, n):
-            y = held[i][rng.integers(0, k, n)]
+            y = client_classes[i][rng.integers(0, k, n)]
             return points[y] + styles[i] + self.noise * rng.standard_normal((n, self.dim)), y
 
         bias = -((points**2).sum(1) / 2 + styles @ points.T) / self.noise**2
         absent = np.ones_like(bias, dtype=bool)
-        np.put_along_axis(absent, held, False, axis=1)
+        np.put_along_axis(absent, client_classes, False, axis=1)
         bias[absent] = -np.inf
         weight = torch.from_numpy(points.T / self.noise**2).expand(self.clients, -1, -1)
         return assemble_clients(

@@ -36,7 +36,7 @@ from mooring.data.generators.random_streams import (
 )
 
 DECAY = 1.2
-LOG_MEAN, LOG_STD, FLOOR = 4.0, 2.0, 50  # law of the sizes
+LOG_MEAN, LOG_STD, FLOOR = 4.0, 2.0, 50  # distribution of the sizes
 SIZES = ROWS_STREAM + 3  # the stream of the sizes, after those of the three parts
 
 
@@ -48,7 +48,7 @@ class SyntheticClasses:
     classes: int = 10
     model_spread: float = 0.0
     input_spread: float = 0.0
-    spreads: str = "std"  # what the two spreads are: "std" or "var"
+    spreads: str = "std"  # unit of the two spreads: "std" or "var"
     iid: bool = False
     most: int = 1000  # cap of lognormal sizes
     validation: float = 0

@@ -46,10 +46,10 @@ class SyntheticLogit:
     def make(self, seed: int = 0) -> Clients:
         require_nonnegative("SyntheticLogit", spread=self.spread, ridge=self.ridge)
         sizes = split_sizes(self.samples, self.clients, self.validation, self.test)
-        everyone = range(self.clients)
+        positions = range(self.clients)
         w0 = shared_generator(seed).standard_normal(self.dim) * self.centred
-        planted = np.stack([w0 + self.spread * client_generator(seed, i).standard_normal(self.dim) for i in everyone])
-        mean = np.stack([client_generator(seed, i, INPUTS_STREAM).standard_normal(self.dim) for i in everyone])
+        planted = np.stack([w0 + self.spread * client_generator(seed, i).standard_normal(self.dim) for i in positions])
+        mean = np.stack([client_generator(seed, i, INPUTS_STREAM).standard_normal(self.dim) for i in positions])
         variance = np.arange(1, self.dim + 1) ** -DECAY
 
         def draw(i, part, rng, n):

@@ -207,7 +207,7 @@ def agree_on_schema(messenger: Messenger, names: tuple[str, ...], run: RunFile) 
     plan = agree_or_reject(
         surveys,
         lambda merged: plan_schema(
-            merged, kind=run.data.target_type or "auto", asked=has_features, title=CLIENTS_TITLE
+            merged, kind=run.data.target_type or "auto", keep_useless=has_features, title=CLIENTS_TITLE
         ),
     )
     plan_fields = plan.model_dump(mode="json", exclude={"notes"})
