@@ -1,7 +1,7 @@
 """Formulas such as `score ~ lrt * gender + (1 + lrt | school)`, and the columns that they make of a table.
 
-The fixed part, and what stands before the bar, are formulas of `formulaic`: interactions, transformations, splines.
-What a formula learns from a table (knots, means, categories) is kept as `FormulaState`, so that later tables become the
+The fixed part, and the part before the bar, are formulas of `formulaic`: interactions, transformations, splines.
+Knots, means and categories that a formula learns are stored in `FormulaState`, so that later tables become the
 same columns. Terms are checked before they are evaluated: columns, numbers and the functions of FUNCTIONS only.
 """
 
@@ -27,7 +27,7 @@ MODULE_FUNCTIONS = {
     "np": frozenset(("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh", "square")),
     "contr": frozenset(("treatment", "sum", "helmert", "poly", "diff")),
 }
-EXTRAPOLATION = ", extrapolation='clip'"  # a spline stays at its last value beyond the rows that it was learnt from
+EXTRAPOLATION = ", extrapolation='clip'"  # a spline is constant beyond the range of the training rows
 INTERCEPT = "Intercept"
 
 
@@ -43,28 +43,28 @@ class MixedFormula(NamedTuple):
 
 
 class RowPlaces(NamedTuple):
-    """Where rows stand in their table."""
+    """Positions of rows in their table."""
 
     positions: np.ndarray
     place: RowLocator
 
 
 class FormulaState(BaseModel):
-    """A formula and what it learned from a table."""
+    """A formula and its parameters learned from a table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str
-    transforms: dict[str, Any]  # by factor: what formulaic keeps of a transformation, such as knots
+    transforms: dict[str, Any]  # by factor: formulaic's state of a transformation, such as knots
     levels: dict[str, tuple[str, ...]]  # by column: its categories, the first is the reference
     dates: tuple[str, ...]  # columns of dates, which count as days since 1970-01-01
-    fills: dict[str, float | str]  # by column: what stands in for a missing value of a later table
+    fills: dict[str, float | str]  # by column: replacement for missing values of a later table
     varying: tuple[str, ...]  # columns whose coefficients vary by client; Intercept among them
     all_vary: bool  # whether every coefficient may vary
 
 
 def parse_formula(text: str) -> MixedFormula:
-    """The parts of a formula; nested and crossed random effects are refused."""
+    """Return the parts of a formula; nested and crossed random effects are refused."""
     sides = text.split("~")
     if len(sides) != 2 or not sides[0].strip():
         raise RequestError(f"a formula reads 'target ~ terms + (1 | client)', got {text!r}.")
@@ -102,7 +102,7 @@ def import_formulaic() -> Any:
 
 
 def parse_terms(part: str, text: str) -> Any:
-    """A side of a formula as formulaic reads it, with factors that are safe to evaluate."""
+    """Return a side of a formula as parsed by formulaic, with factors that are safe to evaluate."""
     formulaic = import_formulaic()
     try:
         terms = formulaic.Formula(part)
@@ -124,7 +124,7 @@ def _list_terms(terms: Any) -> list[Any]:
 
 
 def _check_expression(expression: str, text: str) -> None:
-    """Refuse what is neither a column, nor a number, nor a function of FUNCTIONS: formulaic evaluates Python."""
+    """Refuse all but columns, numbers and the functions of FUNCTIONS, because formulaic evaluates Python."""
     allowed = (
         ast.Expression, ast.Call, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.List, ast.Tuple,
         ast.keyword, ast.Load, ast.operator, ast.unaryop, ast.cmpop,
@@ -133,11 +133,11 @@ def _check_expression(expression: str, text: str) -> None:
         tree = ast.parse(re.sub(r"`[^`]*`", "column", expression), mode="eval")
     except SyntaxError as failure:
         raise RequestError(f"the formula {text!r} cannot be read at {expression!r}.") from failure
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    functions = {id(node) for node in ast.walk(tree) if id(node) in called and _is_usable_function(node)}
+    called_ids = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    functions = {id(node) for node in ast.walk(tree) if id(node) in called_ids and _is_usable_function(node)}
     modules = {id(node.value) for node in ast.walk(tree) if id(node) in functions and isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
-        is_name = isinstance(node, ast.Name) and id(node) not in called
+        is_name = isinstance(node, ast.Name) and id(node) not in called_ids
         if id(node) not in functions | modules and not is_name and not isinstance(node, allowed):
             usable = quote_list(sorted(FUNCTIONS | {f"np.{name}" for name in MODULE_FUNCTIONS["np"]}), 40)
             raise RequestError(
@@ -154,7 +154,7 @@ def _is_usable_function(node: ast.AST) -> bool:
 
 
 def extrapolate_splines(part: str) -> str:
-    """A formula whose splines are defined beyond the rows that they were learnt from."""
+    """Return the formula with splines that are defined beyond the range of the training rows."""
     out, start = "", 0
     for match in re.finditer(rf"\b(?:{'|'.join(SPLINES)})\(", part):
         depth, end = 1, match.end()
@@ -167,21 +167,23 @@ def extrapolate_splines(part: str) -> str:
 
 
 def required_columns(formula: MixedFormula, columns: Iterable[str]) -> list[str]:
-    """The columns that a formula names, the target and the client's first: those that formulaic finds, and those of the
-    table that stand in it as words (formulaic does not look into every transformation)."""
+    """Return the columns that a formula names, the target and the client's first: those that formulaic finds, and those
+    of the table that occur in it as words (formulaic does not inspect every transformation)."""
     parts = (formula.fixed, formula.random or "1")
-    found = {str(name) for part in parts for name in parse_terms(part, formula.text).required_variables}
-    words = {word for part in parts for match in re.findall(r"`([^`]+)`|([^\W\d]\w*)", part) for word in match if word}
-    names = found | {name for name in columns if name in words}
+    variables = {str(name) for part in parts for name in parse_terms(part, formula.text).required_variables}
+    names_in_text = {
+        name for part in parts for match in re.findall(r"`([^`]+)`|([^\W\d]\w*)", part) for name in match if name
+    }
+    names = variables | {name for name in columns if name in names_in_text}
     return list(dict.fromkeys([formula.target, *([formula.client] if formula.client else []), *sorted(names)]))
 
 
 def evaluate_terms(
     part: str, frame: pd.DataFrame, text: str, rows: RowPlaces, transforms: dict[str, Any] | None = None
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The columns of one side of a formula, and what its transformations learned (or the `transforms` given).
+    """Return the columns of one side of a formula, and the state of its transformations (or the given `transforms`).
 
-    `rows` say where the frame's rows stand in the table.
+    `rows` has the positions of the frame's rows in the table.
     """
     formulaic = import_formulaic()
     spec = formulaic.ModelSpec(
@@ -207,7 +209,7 @@ def evaluate_terms(
 def learn_formula(
     formula: MixedFormula, frame: pd.DataFrame, place: RowLocator, title: str
 ) -> tuple[FormulaState, pd.DataFrame, np.ndarray]:
-    """What the formula learns from a table, its columns for the rows without a missing value, and which rows these
+    """Return the formula's state, its columns for the rows without a missing value, and which rows these
     are."""
     names = required_columns(formula, map(str, frame.columns))
     absent = next((name for name in names if name not in frame.columns), None)
@@ -217,7 +219,7 @@ def learn_formula(
             f"{suggest_name(absent, map(str, frame.columns))}"
         )
     inputs = [name for name in names if name not in (formula.target, formula.client)]
-    if formula.target in _named(formula) or formula.client in _named(formula):
+    if formula.target in _variables(formula) or formula.client in _variables(formula):
         raise RequestError(f"{formula.text!r}: the target and the client's column cannot be terms.")
     as_category = set(re.findall(r"\bC\(\s*`?([^\s,()`]+)", f"{formula.fixed} {formula.random or ''}"))
     kinds = {name: CATEGORY if name in as_category else detect_kind(frame[name]) for name in inputs}
@@ -233,20 +235,20 @@ def learn_formula(
     }
     fills: dict[str, float | str] = {}
     for name, column in values.items():
-        some = pd.Series(column[present])
-        fills[name] = str(some.mode()[0]) if name in levels else float(some.mean())
+        values_present = pd.Series(column[present])
+        fills[name] = str(values_present.mode()[0]) if name in levels else float(values_present.mean())
     rows = _to_factors({name: column[present] for name, column in values.items()}, levels)
     rows = rows if inputs else pd.DataFrame(index=range(int(present.sum())))
-    where = RowPlaces(np.flatnonzero(present), place)
-    columns, transforms = evaluate_terms(extrapolate_splines(formula.fixed), rows, formula.text, where)
+    places = RowPlaces(np.flatnonzero(present), place)
+    columns, transforms = evaluate_terms(extrapolate_splines(formula.fixed), rows, formula.text, places)
     if INTERCEPT not in columns:
         raise RequestError(
             f"{formula.text!r}: models have an intercept; leave '0 +' or '- 1' out of the fixed effects."
         )
     varying: Iterable[str] = columns.columns
     if formula.random is not None:
-        random, learned = evaluate_terms(extrapolate_splines(formula.random), rows, formula.text, where)
-        transforms, varying = transforms | learned, random.columns
+        random, random_transforms = evaluate_terms(extrapolate_splines(formula.random), rows, formula.text, places)
+        transforms, varying = transforms | random_transforms, random.columns
         columns = columns.assign(**{name: random[name] for name in varying if name not in columns})
     if columns.shape[1] < 2:
         raise RequestError(f"{formula.text!r} has no column to learn from beside the intercept.")
@@ -263,7 +265,7 @@ def learn_formula(
 
 
 def apply_formula(state: FormulaState, frame: pd.DataFrame, place: RowLocator) -> tuple[pd.DataFrame, list[str]]:
-    """A later table's columns, and notes on cells that do not fit."""
+    """Return a later table's columns, and notes on cells that do not fit."""
     values, notes = dict[str, Any](), list[str]()
     for name, fill in state.fills.items():
         if name not in frame.columns:
@@ -274,29 +276,29 @@ def apply_formula(state: FormulaState, frame: pd.DataFrame, place: RowLocator) -
         kind = CATEGORY if name in state.levels else DATE if name in state.dates else NUMBER
         column: Any = read_values(frame[name], kind, place)
         if name in state.levels:
-            known = column.set_categories(list(state.levels[name]))
-            unseen = np.asarray(known.codes < 0) & ~is_missing(column)
+            coded = column.set_categories(list(state.levels[name]))
+            unseen = np.asarray(coded.codes < 0) & ~is_missing(column)
             if unseen.any():
                 notes.append(
                     f"Column '{name}': {unseen.sum()} rows hold values that no training row has "
                     f"({quote_list(sorted(set(column[unseen])), 3)}); they count as '{fill}', the most frequent one."
                 )
-            column = known
+            column = coded
         absent = is_missing(read_values(frame[name], kind, place))
         if absent.any():
             notes.append(f"Column '{name}': {absent.sum()} rows have no value; '{fill}' stands in.")
         values[name] = column.fillna(fill) if name in state.levels else np.where(absent, fill, column)
     rows = _to_factors(values, state.levels)
     formula, transforms = parse_formula(state.text), _from_json(state.transforms)
-    where = RowPlaces(np.arange(len(rows)), place)
-    columns, _ = evaluate_terms(extrapolate_splines(formula.fixed), rows, state.text, where, transforms)
+    places = RowPlaces(np.arange(len(rows)), place)
+    columns, _ = evaluate_terms(extrapolate_splines(formula.fixed), rows, state.text, places, transforms)
     if formula.random is not None:
-        random, _ = evaluate_terms(extrapolate_splines(formula.random), rows, state.text, where, transforms)
+        random, _ = evaluate_terms(extrapolate_splines(formula.random), rows, state.text, places, transforms)
         columns = columns.assign(**{name: random[name] for name in random if name not in columns})
     return _name_columns(columns), notes
 
 
-def _named(formula: MixedFormula) -> set[str]:
+def _variables(formula: MixedFormula) -> set[str]:
     parts = (formula.fixed, formula.random or "1")
     return {str(name) for part in parts for name in parse_terms(part, formula.text).required_variables}
 

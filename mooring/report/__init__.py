@@ -1,1 +1,1 @@
-"""All that a person sees: the terminal, figures, pages. Works from plain tables and run directories; trains nothing."""
+"""Output for people: terminal, figures, reports. It uses plain tables and run directories, and trains nothing."""

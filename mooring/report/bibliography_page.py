@@ -23,9 +23,9 @@ def format_bibliography() -> str:
 
 def _row(paper: Paper) -> str:
     names = ", ".join(paper.authors) or "Anonymous"
-    when = "under review" if paper.year is None else str(paper.year)
-    where = ", ".join(part for part in (paper.where, when) if part)
-    return f"| `{paper.key}` | {names}. {paper.title}. {where}. | {paper.about} | {paper.alias} |\n"
+    year = "under review" if paper.year is None else str(paper.year)
+    venue = ", ".join(part for part in (paper.where, year) if part)
+    return f"| `{paper.key}` | {names}. {paper.title}. {venue}. | {paper.about} | {paper.alias} |\n"
 
 
 if __name__ == "__main__":

@@ -14,26 +14,26 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mooring.report.figure_style import COLORS, MARKERS, STYLE, create_figure, encode_image
 
-PANEL_COLUMNS = {4: 2, 6: 3, 9: 3}  # panels side by side that fill their rows; else up to four
-MAX_MARKED_POINTS = 30  # curves with fewer places show them
+PANEL_COLUMNS = {4: 2, 6: 3, 9: 3}  # columns by the number of panels, so that rows are full; else up to four
+MAX_MARKED_POINTS = 30  # curves with fewer points mark them
 DPI = 90
 PANEL_WIDTH_INCHES = 4.6  # of a panel, inches
 TITLE_LETTERS_PER_INCH = 12  # of a title to an inch
 
 
 def draw_panels(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """The figure by file ending: png and svg. Panels in which nothing was measured are left out."""
-    shown = [panel for panel in panels if any(np.isfinite(_means(curve)).any() for curve in panel["curves"])]
+    """Return the figure by file ending: png and svg. Panels without measurements are left out."""
+    measured_panels = [panel for panel in panels if any(np.isfinite(_means(curve)).any() for curve in panel["curves"])]
     with mpl.rc_context(STYLE):
-        columns = PANEL_COLUMNS.get(len(shown), min(max(len(shown), 1), 4))
-        rows = max(-(-len(shown) // columns), 1)
+        columns = PANEL_COLUMNS.get(len(measured_panels), min(max(len(measured_panels), 1), 4))
+        rows = max(-(-len(measured_panels) // columns), 1)
         figure = create_figure(PANEL_WIDTH_INCHES * columns, 3.6 * rows + 0.8)
         figure.suptitle(fill(title, int(TITLE_LETTERS_PER_INCH * PANEL_WIDTH_INCHES * columns)), fontsize=10)
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axis, panel, name in zip(axes, shown, name_panels(shown)):
+        for axis, panel, name in zip(axes, measured_panels, name_panels(measured_panels)):
             _panel(axis, panel, name)
-        _legends(figure, axes[: len(shown)], rows)
-        for axis in axes[len(shown) :]:
+        _legends(figure, axes[: len(measured_panels)], rows)
+        for axis in axes[len(measured_panels) :]:
             axis.set_axis_off()
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once for both files
@@ -41,7 +41,8 @@ def draw_panels(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, by
 
 
 def name_panels(panels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name of its own for every panel: its title, with what it shows where titles are missing or the same."""
+    """Return a distinct name for every panel: its title, with the label of its y axis if titles are missing or
+    equal."""
     titles = [panel["title"] for panel in panels]
     if len(set(titles)) == len(titles) and all(titles):
         return titles
@@ -53,7 +54,8 @@ def _means(curve: Mapping[str, Any]) -> np.ndarray:
 
 
 def log_interval(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A mean's interval on a logarithmic axis: that of its logarithm, by the delta method, which never reaches 0."""
+    """Return a mean's interval on a logarithmic axis: that of its logarithm, by the delta method, which never reaches
+    0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         factor = np.exp((high - low) / 2 / mean)
     return mean / factor, mean * factor
@@ -83,12 +85,13 @@ def _panel(axis: Axes, panel: Mapping[str, Any], name: str) -> None:
 
 
 def _legends(figure: Any, axes: Sequence[Axes], rows: int) -> None:
-    """Beside the curves, not on them: one for the figure where all panels show the same, else one below each panel."""
-    found = [axis.get_legend_handles_labels() for axis in axes]
-    if not found:
+    """Draw the legends beside the curves: one for the figure if all panels have the same labels, else one below each
+    panel."""
+    legends = [axis.get_legend_handles_labels() for axis in axes]
+    if not legends:
         return
-    labels = found[0][1]
-    if all(one[1] == labels for one in found):
+    labels = legends[0][1]
+    if all(legend[1] == labels for legend in legends):
         columns = max(
             1,
             min(
@@ -96,15 +99,15 @@ def _legends(figure: Any, axes: Sequence[Axes], rows: int) -> None:
                 int(len(axes) / rows * PANEL_WIDTH_INCHES * TITLE_LETTERS_PER_INCH / (max(map(len, labels)) + 6)),
             ),
         )
-        figure.legend(*found[0], loc="outside lower center", ncols=columns, fontsize=7.5)
+        figure.legend(*legends[0], loc="outside lower center", ncols=columns, fontsize=7.5)
         return
-    for axis, (handles, own) in zip(axes, found):
-        columns = max(1, min(2, int(PANEL_WIDTH_INCHES * TITLE_LETTERS_PER_INCH / (max(map(len, own)) + 6))))
-        axis.legend(handles, own, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=7.5)
+    for axis, (handles, panel_labels) in zip(axes, legends):
+        columns = max(1, min(2, int(PANEL_WIDTH_INCHES * TITLE_LETTERS_PER_INCH / (max(map(len, panel_labels)) + 6))))
+        axis.legend(handles, panel_labels, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=7.5)
 
 
 def _log_ticks(axis: Axis) -> None:
-    """Powers of ten, or 1, 2, 5 where the axis spans less than two of them; no minor ticks."""
+    """Set ticks at powers of ten, or at 1, 2, 5 if the axis spans less than two of them; no minor ticks."""
     low, high = axis.get_view_interval()
     axis.set_minor_locator(NullLocator())
     if high < 100 * low:

@@ -1,11 +1,20 @@
-"""How our figures look, and their bytes: the same figure gives the same file."""
+"""Style of figures, and their files: equal figures give equal bytes."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # colour-blind safe
+COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
+    "#8c6d31",
+)  # safe for color blindness
 MODEL_COLORS = {
     "personal": "#009e73",
     "global": "#0072b2",
@@ -28,7 +37,7 @@ IMAGE_METADATA = {"png": {"Software": None}, "svg": {"Date": None, "Creator": No
 
 
 def create_figure(width: float, height: float, **layout: Any) -> Any:
-    """An empty figure that draws itself without a window."""
+    """Return an empty figure that needs no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -38,14 +47,14 @@ def create_figure(width: float, height: float, **layout: Any) -> Any:
 
 
 def encode_images(figure: Any) -> dict[str, bytes]:
-    """The figure as PNG and SVG files, laid out once: that takes as long as drawing it."""
+    """Return the figure as PNG and SVG files; the layout, which is slow, is computed once."""
     out = {"png": encode_image(figure, "png")}
     figure.set_layout_engine("none")
     return out | {"svg": encode_image(figure, "svg")}
 
 
 def encode_image(figure: Any, form: str, dpi: int = 150) -> bytes:
-    """The figure as a PNG or SVG file."""
+    """Return the figure as a PNG or SVG file."""
     import matplotlib as mpl
 
     sink = io.BytesIO()

@@ -27,7 +27,7 @@ class Term(NamedTuple):
 
 
 def load_terms() -> dict[str, Term]:
-    """All terms by name, in the order of the file."""
+    """Return all terms by name, in the order of the file."""
     table = tomllib.loads(files("mooring.report").joinpath("glossary.toml").read_text(encoding="utf-8"))
     return {name: Term(entry["text"], entry["page"], tuple(entry.get("also", ()))) for name, entry in table.items()}
 
@@ -35,29 +35,29 @@ def load_terms() -> dict[str, Term]:
 TERMS = load_terms()
 
 
-def find_term(word: str) -> Term | None:
-    """A term by any of its names, in any case; None where there is none."""
-    name = " ".join(word.replace("_", " ").casefold().split())
+def find_term(name_or_alias: str) -> Term | None:
+    """Return a term by any of its names, in any case; None if there is none."""
+    name = " ".join(name_or_alias.replace("_", " ").casefold().split())
     return next((term for key, term in TERMS.items() if name in (key, *term.also)), None)
 
 
 def explain_label(label: str) -> str:
-    """The text of a label's term; of "vs. local, CI low" that of the part before the comma. Empty where unknown."""
+    """Return the text of a label's term; for "vs. local, CI low" that of the part before the comma; "" if unknown."""
     term = find_term(label) or find_term(label.split(",")[0])
     return "" if term is None else term.text
 
 
 def list_names() -> list[str]:
-    """Every name that `find_term` recognizes."""
+    """Return every name that `find_term` recognizes."""
     return [name for key, term in TERMS.items() for name in (key, *term.also)]
 
 
 def format_glossary() -> str:
-    """docs/glossary.md: every term in alphabetical order with a link to its page."""
+    """Return docs/glossary.md: every term in alphabetical order with a link to its page."""
     entries = []
     for name, term in sorted(TERMS.items()):
-        also = f" (also: {', '.join(term.also)})" if term.also else ""
-        entries.append(f"**{name}**{also}\n:   {term.text} [More]({term.page}.md)\n")
+        aliases = f" (also: {', '.join(term.also)})" if term.also else ""
+        entries.append(f"**{name}**{aliases}\n:   {term.text} [More]({term.page}.md)\n")
     return "\n".join([HEADER, *entries])
 
 

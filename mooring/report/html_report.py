@@ -1,8 +1,8 @@
-"""`report.html`: one or several runs in one file that needs nothing beside it, from their directories alone.
+"""`report.html`: one or several runs in one self-contained file, made from their directories.
 
-Text from data (names of clients, columns, files) is never markup: Jinja escapes what the page says, the numbers lie in
-a JSON block in which no tag can end, and the script writes text nodes only. A policy in the page lets no script run but
-ours (by its digest) and no request leave.
+Text from data (names of clients, columns, files) is never markup: Jinja escapes text, the numbers are in
+a JSON block in which no tag can end, and the script writes text nodes only. A policy in the page allows no script but
+ours (by its digest) and no requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_CONTRIBUTIONS = 10  # clients that the report lists by what they contribute
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """The page of one run, in its directory, or of several side by side; where it is."""
+    """Write the report of one run into its directory, or of several in one file; return its path."""
     if not runs:
         raise RequestError("mooring report: give at least one run's directory.")
     path = (
@@ -75,7 +75,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
 
 
 def render_report(parts: Sequence[ReportContents]) -> str:
-    """The page as text; the same runs give the same bytes."""
+    """Return the report as text; equal runs give equal bytes."""
     script, style = read_template("page.js"), read_template("page.css")
     return (
         get_environment()
@@ -96,12 +96,12 @@ def render_report(parts: Sequence[ReportContents]) -> str:
 
 @cache
 def get_environment(package: str = "mooring.report") -> jinja2.Environment:
-    """Where a package's pages come from: what they are given is text, never markup."""
+    """Return the templates of a package's pages; values in them are text, never markup."""
     loader = jinja2.FunctionLoader(lambda name: read_template(name, package))
-    found = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    found.filters["shown"] = format_cell
-    found.filters["change"] = lambda pct: direction(-pct)
-    return found
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = format_cell
+    environment.filters["change"] = lambda pct: direction(-pct)
+    return environment
 
 
 @cache
@@ -110,7 +110,7 @@ def read_template(name: str, package: str = "mooring.report") -> str:
 
 
 def encode_for_script(value: Any) -> str:
-    """JSON for a script block: no `<`, so that nothing in it can end the block."""
+    """Return JSON for a script block: no `<`, so that nothing in it can end the block."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -118,16 +118,16 @@ def encode_for_script(value: Any) -> str:
 
 
 def collect_figure_data(part: ReportContents) -> dict[str, Any]:
-    """What the script draws: tables by column, numbers in short."""
-    known = [name for name in part.clients if name in COLUMN_LABELS or name in [row["name"] for row in part.models]]
-    order = [name for name in COLUMN_LABELS if name in known] + [name for name in known if name not in COLUMN_LABELS]
+    """Return the data that the script draws: tables by column, with rounded numbers."""
+    names = [name for name in part.clients if name in COLUMN_LABELS or name in [row["name"] for row in part.models]]
+    order = [name for name in COLUMN_LABELS if name in names] + [name for name in names if name not in COLUMN_LABELS]
     order = [name for name in order if part.clients[name].notna().any()]
     if part.purpose == "compare":  # which has them under the methods' own names
         order = [name for name in order if name not in FIGURE_ONLY_COLUMNS]
     labels = COLUMN_LABELS | (EXPECTED_LOSS_LABELS if part.recommends else {})
     headings = {name: str(labels.get(name, name)) for name in order}
     hidden = [name for name in FIGURE_ONLY_COLUMNS if name in part.clients and name not in order]
-    made = {
+    data = {
         "purpose": part.purpose,
         "name": part.name,
         "title": part.title,
@@ -142,15 +142,15 @@ def collect_figure_data(part: ReportContents) -> dict[str, Any]:
         "path": part.path,
         "curve": part.curve,
         "effects": part.effects,
-        "rounds": [one | {"table": accumulate_costs(one["table"])} for one in part.rounds],
+        "rounds": [history | {"table": accumulate_costs(history["table"])} for history in part.rounds],
         "spread": summarize_heterogeneity(part.theory),
         "coefficients": part.coefficients,
     }
-    return to_plain(made, _digits)
+    return to_plain(data, _digits)
 
 
 def below_hundred(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table whose percentages below 100 do not round to 100, as in the terminal."""
+    """Return a table whose percentages below 100 do not round to 100, as in the terminal."""
     percents = [name for name in frame if "_pct" in str(name)]
     return frame.assign(
         **{name: frame[name].mask((frame[name] > 99.99) & (frame[name] < 100), 99.99) for name in percents}
@@ -162,7 +162,7 @@ def list_columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
-    """Losses by round, and what had been spent by then."""
+    """Return losses by round, and cumulative costs."""
     sums = {
         "bytes": (rounds["bytes_up"] + rounds["bytes_down"]).cumsum(),
         "gradients": rounds["gradients"].cumsum(),
@@ -175,7 +175,8 @@ def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
-    """The clients that contribute most: the other clients' loss now and without them, and the change in percent."""
+    """Return the clients that contribute most: the other clients' loss now and without them, and the change in
+    percent."""
     if "contribution_pct" not in part.clients or not part.recommends:
         return []
     frame = part.clients[["client", "others_held_out", "contribution", "contribution_pct"]].dropna()
@@ -186,21 +187,21 @@ def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
 
 
 def summarize_heterogeneity(theory: dict[str, Any] | None) -> dict[str, Any] | None:
-    """How much clients differ, and the thresholds of the theorems."""
+    """Return the heterogeneity of the clients, and the thresholds of the theorems."""
     if theory is None:
         return None
-    found = theory["heterogeneity"]
+    radius = theory["heterogeneity"]
     borders = [
         {"name": name.replace("_", " "), "R": part["R"], "side": part.get("side", ""), "source": part["source"]}
         for name, part in theory["thresholds"].items()
         if "R" in part
     ]
-    ends = {name: found[name] if isinstance(found[name], float) else None for name in ("R", "low", "high")}
-    return {**ends, "borders": [row for row in borders if isinstance(row["R"], float)]}
+    bounds = {name: radius[name] if isinstance(radius[name], float) else None for name in ("R", "low", "high")}
+    return {**bounds, "borders": [row for row in borders if isinstance(row["R"], float)]}
 
 
 def _digits(value: float) -> float | int | None:
-    """A number with DIGITS digits; None where it is not finite."""
+    """Return a number with MAX_DIGITS digits; None if it is not finite."""
     if not np.isfinite(value):
         return None
     value = float(f"{value:.{MAX_DIGITS}g}")

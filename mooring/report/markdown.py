@@ -12,7 +12,7 @@ KEY_NUMBERS = (
 
 
 def format_record_table(record: Mapping[str, Any]) -> str:
-    """Ours as mean ± half of its interval; in brackets what the paper prints."""
+    """Return a table of our means ± half of their intervals, with the paper's numbers in brackets."""
     rows = [[row["label"], *(_cell(cell) for cell in row["cells"])] for row in record["rows"]]
     head = f"**{record['title']}** (ours ± 95 % interval; in brackets: printed)"
     return f"{head}\n\n{format_table(['', *record['columns']], rows)}"
@@ -24,7 +24,7 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_number(value: Any) -> str:
-    """Four significant digits; a comparison or an estimate as a phrase; lists, tables and words as they are."""
+    """Return a number with four significant digits; a comparison or an estimate as a phrase; text unchanged."""
     if isinstance(value, dict):
         return _phrase(value) or "; ".join(f"{name}: {format_number(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -34,53 +34,54 @@ def format_number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def _phrase(found: dict[str, Any]) -> str:
-    """What a comparison (`ratio`, with its limit) or an estimate (in a `range`) found, the interval in brackets."""
-    shown = {name: format_number(item) for name, item in found.items()}
-    worst = ", ".join(f"{name.removeprefix('worst ')} {item}" for name, item in shown.items() if name[:5] == "worst")
-    where = f" (worst: {worst})" if worst else ""
-    known = found.get("low") is not None and found["low"] == found["low"]  # a record keeps nan as null
-    span = f" [{shown['low']}, {shown['high']}]" if known else ""
-    if {"value", "reference", "ratio", "low", "high", "limit"} <= found.keys():
-        return f"{shown['value']} / {shown['reference']} = {shown['ratio']}{span}, limit {shown['limit']}{where}"
-    if {"low", "high", "range"} <= found.keys():
-        name = next((key for key in ("slope", "crossing", "difference", "value") if key in found), None)
+def _phrase(numbers: dict[str, Any]) -> str:
+    """Return a comparison (`ratio`, with its limit) or an estimate (in a `range`) as a phrase, with the interval in
+    brackets."""
+    texts = {name: format_number(item) for name, item in numbers.items()}
+    worst = ", ".join(f"{name.removeprefix('worst ')} {item}" for name, item in texts.items() if name[:5] == "worst")
+    worst_text = f" (worst: {worst})" if worst else ""
+    has_interval = numbers.get("low") is not None and numbers["low"] == numbers["low"]  # a record stores nan as null
+    span = f" [{texts['low']}, {texts['high']}]" if has_interval else ""
+    if {"value", "reference", "ratio", "low", "high", "limit"} <= numbers.keys():
+        return f"{texts['value']} / {texts['reference']} = {texts['ratio']}{span}, limit {texts['limit']}{worst_text}"
+    if {"low", "high", "range"} <= numbers.keys():
+        name = next((key for key in ("slope", "crossing", "difference", "value") if key in numbers), None)
         if name:
-            return f"{name} {shown[name]}{span}, within {shown['range']}{where}"
+            return f"{name} {texts[name]}{span}, within {texts['range']}{worst_text}"
     return ""
 
 
-def format_key_number(found: Mapping[str, Any]) -> str:
-    """The one number of a check, its interval in brackets, and what it is held against."""
-    name = next((name for name in KEY_NUMBERS if found.get(name) is not None), None)
+def format_key_number(numbers: Mapping[str, Any]) -> str:
+    """Return the key number of a check, its interval in brackets, and its threshold."""
+    name = next((name for name in KEY_NUMBERS if numbers.get(name) is not None), None)
     if name is None:
-        return format_brief(dict(found))
-    text = f"{name} {format_number(found[name])}"
-    if found.get("low") is not None and found.get("high") is not None:
-        text += f" [{format_number(found['low'])}, {format_number(found['high'])}]"
-    if "range" in found:
-        return text + f", claimed {_range(*found['range'])}"
+        return format_brief(dict(numbers))
+    text = f"{name} {format_number(numbers[name])}"
+    if numbers.get("low") is not None and numbers.get("high") is not None:
+        text += f" [{format_number(numbers['low'])}, {format_number(numbers['high'])}]"
+    if "range" in numbers:
+        return text + f", claimed {_range(*numbers['range'])}"
     limits = {"limit": "limit", "within": "within"}
-    return text + "".join(f", {word} {format_number(found[key])}" for key, word in limits.items() if key in found)
+    return text + "".join(f", {label} {format_number(numbers[key])}" for key, label in limits.items() if key in numbers)
 
 
 def _range(low: float | str, high: float | str) -> str:
-    """A range in words; a record keeps infinities as texts."""
+    """Return a range in words; a record stores infinities as text."""
     low, high = float(low), float(high)
     if low == -inf:
         return f"at most {format_number(high)}"
     return f"at least {format_number(low)}" if high == inf else f"{format_number(low)} to {format_number(high)}"
 
 
-def format_brief(numbers: dict[str, Any], most: int = 90) -> str:
-    """Numbers for one line of a terminal; records and the page hold all of them."""
+def format_brief(numbers: dict[str, Any], max_characters: int = 90) -> str:
+    """Return numbers for one line of a terminal; records and the page contain all of them."""
     text = format_number(numbers)
-    return text if len(text) <= most else text[: most - 4].rstrip() + " ..."
+    return text if len(text) <= max_characters else text[: max_characters - 4].rstrip() + " ..."
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
-    known = cell["ours"] is not None and cell["ours"] == cell["ours"]  # a record keeps nan as null
-    ours = format_number(cell["ours"]) if known else "-"
+    is_number = cell["ours"] is not None and cell["ours"] == cell["ours"]  # a record stores nan as null
+    ours = format_number(cell["ours"]) if is_number else "-"
     if cell["half"] is not None:
         ours += f" ± {format_number(cell['half'])}"
     return ours if cell["printed"] is None else f"{ours} ({format_number(cell['printed'])})"

@@ -20,11 +20,11 @@ def draw_caterpillar(model: Any) -> Any:
     import matplotlib as mpl
 
     terms = _random_terms(model)
-    named = len(model.clients) <= MAX_NAMED_CLIENTS
+    has_names = len(model.clients) <= MAX_NAMED_CLIENTS
     place = np.arange(len(model.clients))
     reach = norm.ppf((1 + LEVEL) / 2) * model.effects_sd
     with mpl.rc_context(STYLE):
-        figure = create_figure(3.2 * len(terms) + 1.2, max(3.0, INCHES_PER_CLIENT * len(place)) if named else 5.0)
+        figure = create_figure(3.2 * len(terms) + 1.2, max(3.0, INCHES_PER_CLIENT * len(place)) if has_names else 5.0)
         order = np.argsort(model.effects[:, 0])
         for j, term in enumerate(terms):
             axes = figure.add_subplot(1, len(terms), j + 1)
@@ -34,8 +34,8 @@ def draw_caterpillar(model: Any) -> Any:
                 color=MODEL_COLORS["personal"],
             )  # fmt: skip
             axes.set_xlabel(f"deviation of {term}")
-            axes.set_yticks(place if named and j == 0 else [])
-            if named and j == 0:
+            axes.set_yticks(place if has_names and j == 0 else [])
+            if has_names and j == 0:
                 axes.set_yticklabels([model.clients[i] for i in order], fontsize=7)
     return figure
 

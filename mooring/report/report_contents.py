@@ -1,4 +1,4 @@
-"""What the report of a run contains, as plain tables, from its directory alone: of `advise`, `fit` or `compare`.
+"""Contents of the report of a run of `advise`, `fit` or `compare`, as plain tables, from its directory.
 
 All three become the same parts (decision, models, clients, path, rounds, heterogeneity, settings); a part that a run
 does not have is empty.
@@ -38,7 +38,7 @@ CERTAINTY_BY_CONFIDENCE = {
     "high": 1.0,
     "moderate": 0.65,
     "low": 0.3,
-}  # how strongly a figure draws a client, by its confidence
+}  # opacity of a client in figures, by its confidence
 MAX_COEFFICIENTS = 300_000  # beyond which a report leaves the clients' models out
 MAX_MODEL_BYTES = 2**30  # beyond which their distances are left out
 MAX_LISTED_NUMBERS = 12  # numbers of a setting that are written out
@@ -95,13 +95,13 @@ class ReportContents:
     purpose: str  # "advise", "fit" or "compare"
     title: str
     metric: str
-    decision: str  # the title of the report, at most MAX_WORDS words
+    decision: str  # the title of the report, at most MAX_TITLE_WORDS words
     headline: str  # the same in a whole sentence
     summary: list[str]  # sentences below it, with the losses
     words: list[str]  # what else is known, behind a fold
     notes: list[str]
     models: list[dict[str, Any]]  # name, about, loss; the lowest first in a comparison
-    losses_of: str  # what the models' losses are of
+    losses_of: str  # rows of the models' losses
     clients: pd.DataFrame  # in the columns of LABELS, and one column per method in a comparison
     recommends: bool  # whether the run recommends models, rather than reporting test losses
     commands: list[dict[str, str]]  # about, command
@@ -121,12 +121,12 @@ class ReportContents:
     coefficients: dict[str, Any] | None = None  # names, global [d], personal [m, d]
 
     def loss(self, model: str) -> float | None:
-        """The mean loss of "local", "global" or "pooled" models; None where the run has none."""
+        """The mean loss of "local", "global" or "pooled" models; None if the run has none."""
         return next((row["loss"] for row in self.models if row["name"] == model), None)
 
 
 def collect_contents(run: str | Path) -> ReportContents:
-    """All that the report of a finished run contains."""
+    """Return the contents of the report of a finished run."""
     directory = open_run(run)
     purpose = directory.run.mooring.purpose
     makers = {"advise": of_advice, "fit": of_fit, "compare": of_comparison}
@@ -137,7 +137,7 @@ def collect_contents(run: str | Path) -> ReportContents:
 
 def of_advice(directory: RunDirectory) -> ReportContents:
     advice = directory.advice
-    summary, words = advice["summary"], dict(advice["words"])
+    summary, sentences = advice["summary"], dict(advice["words"])
     clients = add_certainty(frame_from_rows(advice["clients"]))
     models = [
         {"name": "recommended", "about": "each client's recommended model", "loss": summary["recommended"]},
@@ -148,16 +148,16 @@ def of_advice(directory: RunDirectory) -> ReportContents:
     measures = summary.get("held_out_measures") or {}
     models = [row | _known_measures(measures, row["name"], measures.get("recommended", {})) for row in models]
     theory = directory.theory
-    if theory is not None and "theory" in words:
-        theory = theory | {"words": [words["theory"], *theory["words"]]}
-    main = [words.pop(name) for name in ("losses", "confidence", "recommendation") if name in words]
-    words.pop("theory", None)
+    if theory is not None and "theory" in sentences:
+        theory = theory | {"words": [sentences["theory"], *theory["words"]]}
+    main = [sentences.pop(name) for name in ("losses", "confidence", "recommendation") if name in sentences]
+    sentences.pop("theory", None)
     return ReportContents(
         **_frame(directory, advice, summary["metric"]),
         decision=shorten_headline(advice["headline"], summary["recommended_counts"]),
         headline=advice["headline"],
         summary=[*main, *describe_measures(measures, EVALUATED_MODELS)],
-        words=list(words.values()),
+        words=list(sentences.values()),
         models=models,
         losses_of=f"mean over {summary['held_out_rows']:,} {summary['evaluated_on']}",
         clients=add_distance(clients, directory),
@@ -176,8 +176,8 @@ def of_advice(directory: RunDirectory) -> ReportContents:
 def of_fit(directory: RunDirectory) -> ReportContents:
     summary, clients = directory.summary, add_test_results(directory.clients)
     private = [describe_privacy(summary["privacy"])] if "privacy" in summary else []
-    odd = clients.dropna(subset="left_out") if "left_out" in clients else clients.head(0)
-    rounds = {"name": summary["algorithm"], "kept": _kept(summary), "table": directory.rounds}
+    left_out = clients.dropna(subset="left_out") if "left_out" in clients else clients.head(0)
+    rounds = {"name": summary["algorithm"], "kept": _used_round(summary), "table": directory.rounds}
     models = [
         {"name": "personal", "about": summary["algorithm"], "loss": summary["personal"]},
         {"name": "local", "about": "every client's local model", "loss": summary["local"]},
@@ -189,7 +189,7 @@ def of_fit(directory: RunDirectory) -> ReportContents:
         decision=f"{summary['algorithm']}: test {summary['metric']} {format_loss(summary['personal'])}",
         headline=scores[0],
         summary=scores[1:],
-        words=[describe_kept_round(summary), *private, *([describe_left_out(odd)] if len(odd) else [])],
+        words=[describe_kept_round(summary), *private, *([describe_left_out(left_out)] if len(left_out) else [])],
         models=[
             row | _known_measures(summary["measures"], row["name"], summary["measures"].get("personal", {}))
             for row in models
@@ -204,11 +204,14 @@ def of_fit(directory: RunDirectory) -> ReportContents:
 
 
 def of_comparison(directory: RunDirectory) -> ReportContents:
-    found = directory.comparison
-    methods, clients = frame_from_rows(found["methods"]).sort_values("test_loss"), frame_from_rows(found["clients"])
+    comparison = directory.comparison
+    methods, clients = (
+        frame_from_rows(comparison["methods"]).sort_values("test_loss"),
+        frame_from_rows(comparison["clients"]),
+    )
     names = methods["method"].tolist()
-    own = [name for name in names if name not in BASELINES] or names
-    best = own[0]
+    trained = [name for name in names if name not in BASELINES] or names
+    best = trained[0]
     clients = add_test_results(clients.assign(personal=clients[best]))
     clients = clients.assign(kind=clients["lowest"], lowest=clients[names].idxmin(axis=1))
     rounds = [
@@ -222,9 +225,9 @@ def of_comparison(directory: RunDirectory) -> ReportContents:
     first = methods.iloc[0]
     loss = format_loss(first["test_loss"])
     return ReportContents(
-        **_frame(directory, found, found["metric"]),
-        decision=f"Lowest test {found['metric']} of {len(methods)} methods: {first['method']} ({loss})",
-        headline=f"{first['method']} has the lowest test {found['metric']} of {len(methods)} methods, {loss}.",
+        **_frame(directory, comparison, comparison["metric"]),
+        decision=f"Lowest test {comparison['metric']} of {len(methods)} methods: {first['method']} ({loss})",
+        headline=f"{first['method']} has the lowest test {comparison['metric']} of {len(methods)} methods, {loss}.",
         summary=describe_comparison(methods),
         words=[
             f"Figures and cards show {best}, the method with the lowest test loss among those with personal models.",
@@ -240,18 +243,18 @@ def of_comparison(directory: RunDirectory) -> ReportContents:
 
 
 def shorten_headline(headline: str, counts: Mapping[str, int]) -> str:
-    """The recommendation in at most MAX_WORDS words."""
+    """Return the recommendation in at most MAX_TITLE_WORDS words."""
     if len(headline.split()) <= MAX_TITLE_WORDS:
         return headline.rstrip(".")
     m = sum(counts.values())
-    (first, many), *others = sorted(counts.items(), key=lambda pair: -pair[1])
-    rest = ", ".join(f"{kind} for {count:,}" for kind, count in others)
-    model = " model" if len(others) == 1 else ""
-    return f"{first.capitalize()}{model} for {many:,} of {m:,} clients, {rest}"
+    (first, first_count), *other_counts = sorted(counts.items(), key=lambda pair: -pair[1])
+    other_texts = ", ".join(f"{kind} for {count:,}" for kind, count in other_counts)
+    model = " model" if len(other_counts) == 1 else ""
+    return f"{first.capitalize()}{model} for {first_count:,} of {m:,} clients, {other_texts}"
 
 
 def _frame(directory: RunDirectory, record: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """What all of them have."""
+    """Return the contents that all reports share."""
     run, path = directory.run, directory.path
     return {
         "name": path.resolve().name,
@@ -268,23 +271,23 @@ def _frame(directory: RunDirectory, record: Mapping[str, Any], metric: str) -> d
 
 
 def date_of(directory: RunDirectory) -> str:
-    """When the run was finished, by its last file; UTC."""
+    """Return the date on which the run was finished, by its last file; UTC."""
     last = directory.path / SAVED
     last = last if last.exists() else directory.path / RUN_FILE
     return datetime.fromtimestamp(last.stat().st_mtime, UTC).strftime("%Y-%m-%d")
 
 
 def digest_of(directory: RunDirectory) -> str:
-    """The first digits of the digest of the run's data."""
+    """Return the first digits of the digest of the run's data."""
     try:
-        found = directory.schema.get("digest")
+        digest = directory.schema.get("digest")
     except RequestError:
-        found = directory.inputs.get("rows")
-    return str(found or "")[:12]
+        digest = directory.inputs.get("rows")
+    return str(digest or "")[:12]
 
 
 def commands(directory: RunDirectory) -> list[dict[str, str]]:
-    """What to do next with a run, as commands to copy."""
+    """Return commands for the next steps with a run."""
     run, path = directory.run.mooring.purpose, shlex.quote(str(directory.path))
     out = [{"about": "Predict new rows, each with its client's model", "command": f"mooring predict {path} new.csv"}]
     if run != "compare":
@@ -294,19 +297,20 @@ def commands(directory: RunDirectory) -> list[dict[str, str]]:
                 "command": f"mooring personalize {path} new_client.csv",
             }
         )
-    again = ["mooring", run, str(directory.path / RUN_FILE), "--out", f"{directory.path}-again"]
-    return [*out, {"about": "Run it again", "command": shlex.join(again)}]
+    command = ["mooring", run, str(directory.path / RUN_FILE), "--out", f"{directory.path}-again"]
+    return [*out, {"about": "Run it again", "command": shlex.join(command)}]
 
 
 def add_certainty(frame: pd.DataFrame) -> pd.DataFrame:
-    """Clients with `certainty`, 0 to 1: how strongly a figure draws them."""
+    """Return clients with `certainty`, 0 to 1: their opacity in figures."""
     return frame.assign(certainty=frame["confidence"].map(CERTAINTY_BY_CONFIDENCE).fillna(1.0))
 
 
 def add_test_results(frame: pd.DataFrame) -> pd.DataFrame:
-    """Clients of a run that recommends nothing: the model with the lowest test loss, and improvements over local."""
-    known = frame[[name for name in (*BASELINES, "personal") if name in frame]].dropna(how="all")
-    lowest = known.idxmin(axis=1).reindex(frame.index, fill_value="")
+    """Return clients of a run without recommendations, with the model with the lowest test loss, and improvements
+    over local."""
+    losses = frame[[name for name in (*BASELINES, "personal") if name in frame]].dropna(how="all")
+    lowest = losses.idxmin(axis=1).reindex(frame.index, fill_value="")
     frame = frame.assign(lowest=lowest, certainty=1.0)
     if "improvement_over_local" not in frame and "local" in frame:
         gap = frame["local"] - frame["personal"]
@@ -316,22 +320,22 @@ def add_test_results(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _known_measures(measures: Mapping[str, Any], model: str, first: Mapping[str, Any]) -> dict[str, float | None]:
-    """A model's measures in the target's unit: those that the first model has."""
+    """Return a model's measures in the target's unit: those of the first model."""
     names = [name for name in METRIC_LABELS if name in first]
     return {METRIC_LABELS[name]: measures.get(model, {}).get(name) for name in names}
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {"loss": row["test_loss"], "last round": row["last_test_loss"], "round": row["used_round"]}
-    return kept | {"rounds": row["rounds"], "bytes": row["bytes"], "seconds": row["seconds"]}
+    costs = {"loss": row["test_loss"], "last round": row["last_test_loss"], "round": row["used_round"]}
+    return costs | {"rounds": row["rounds"], "bytes": row["bytes"], "seconds": row["seconds"]}
 
 
-def _kept(summary: Mapping[str, Any]) -> int:
+def _used_round(summary: Mapping[str, Any]) -> int:
     return int(summary[f"{summary['checkpoint']}_round"])
 
 
 def add_distance(clients: pd.DataFrame, directory: RunDirectory) -> pd.DataFrame:
-    """The clients with how far each one's model is from the global one, where the run holds both."""
+    """Return the clients with the distance of each model from the global one, if the run contains both."""
     path = directory.path / SAVED
     if not path.exists() or path.stat().st_size > MAX_MODEL_BYTES:
         return clients
@@ -339,12 +343,12 @@ def add_distance(clients: pd.DataFrame, directory: RunDirectory) -> pd.DataFrame
     if models.personal is None:
         return clients
     distance = (models.personal - models.common).norm(dim=1).tolist()
-    found = dict(zip(models.clients, distance))
-    return clients.assign(distance=[found.get(str(name), np.nan) for name in clients["client"]])
+    distances = dict(zip(models.clients, distance))
+    return clients.assign(distance=[distances.get(str(name), np.nan) for name in clients["client"]])
 
 
 def coefficients(directory: RunDirectory) -> dict[str, Any] | None:
-    """Every client's coefficients by name, where the model is a row of them and they are not too many."""
+    """Return every client's coefficients by name, if the model is linear and they are not too many."""
     models = directory.models
     names = [*models.task.get("features", []), "(intercept)"]
     shapes = [part["shape"] for part in models.layout]
@@ -354,7 +358,8 @@ def coefficients(directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Held-out loss by lambda, of local models and of the global one, the plan, and every client's own where known."""
+    """Return held-out losses by lambda, of local models and of the global one, of the plan, and of every client if
+    known."""
     path = frame_from_rows(advice["path"])
     if path.empty:
         return None
@@ -383,17 +388,17 @@ def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def settings(directory: RunDirectory) -> str:
-    """The run file without its seal; long lists of numbers in short."""
+    """Return the run file without its seal, with long lists of numbers shortened."""
     table = directory.run.model_dump(exclude_none=True)
     table["mooring"].pop("seal", None)
-    return tomli_w.dumps(_short(table))
+    return tomli_w.dumps(_shorten(table))
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _short(item) for key, item in value.items()}
+        return {key: _shorten(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) > MAX_LISTED_NUMBERS and all(isinstance(item, int | float) for item in value):
             return f"{len(value)} numbers from {min(value):.4g} to {max(value):.4g}: see {RUN_FILE}"
-        return [_short(item) for item in value]
+        return [_shorten(item) for item in value]
     return value

@@ -59,7 +59,7 @@ def draw_record(record: Mapping[str, Any], folder: str | Path) -> None:
         for ending, data in draw_panels(title(record), record["panels"]).items():
             write_atomically(f"{name}.{ending}", data)
     if record["tables"]:
-        parts = [f"# {title(record)}", *(format_record_table(one) for one in record["tables"])]
+        parts = [f"# {title(record)}", *(format_record_table(table) for table in record["tables"])]
         write_atomically(f"{name}.md", "\n\n".join(parts).encode())
 
 
@@ -67,7 +67,7 @@ def show_claims(display: Display, claims: Records, preset: str, folder: str | Pa
     """Print the claims of the selected experiments."""
     rows = [{**row, "worst": format_brief(dict(row["worst"]))} for row in claims]
     columns = {"experiment": "experiment", "says": "claim", "word": "", "worst": "decided by"}
-    counts = ", ".join(f"{sum(row['word'] == word for row in claims)} {word}" for word in DECIDED)
+    counts = ", ".join(f"{sum(row['word'] == verdict for row in claims)} {verdict}" for verdict in DECIDED)
     heading = f"{len(claims)} claims, preset {preset}: {counts}"
     if any(row["registration"] is None for row in claims):
         heading += " (not the registered run: it decides nothing)"
@@ -80,12 +80,12 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     `papers` are the registrations as plain data (`registry.describe_registrations`), one entry per paper.
     """
     folder, page = Path(records), Path(page)
-    known = [read_json(path) for path in sorted(folder.glob("*.json")) if path.name != HISTORY]
-    if not known and not (folder / HISTORY).exists():
+    known_records = [read_json(path) for path in sorted(folder.glob("*.json")) if path.name != HISTORY]
+    if not known_records and not (folder / HISTORY).exists():
         raise RequestError(f"{folder} holds no record of an experiment; run `mooring reproduce all --out {folder}`.")
     answers = {
         claim["registration"]: (record, claim)
-        for record in known
+        for record in known_records
         for claim in record["claims"]
         if claim.get("registration")
     }
@@ -93,56 +93,64 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     pages = page.parent / page.stem
     make_synced_folder(pages.absolute())
     keys = [paper.key for paper in PAPERS]
-    ordered = sorted(papers, key=lambda given: keys.index(given["paper"]) if given["paper"] in keys else len(keys))
-    decided = [_decided(given, answers) for given in ordered]
-    for given, claims in zip(ordered, decided):
-        mine = [row for row in past if row["experiment"].split("-")[0] == given["paper"]]
-        text = _paper_page(given, claims, mine, folder, pages, page)
-        write_atomically(pages / f"{given['paper']}.md", text.encode())
+    ordered = sorted(
+        papers,
+        key=lambda registrations: keys.index(registrations["paper"]) if registrations["paper"] in keys else len(keys),
+    )
+    decided = [_decided(registrations, answers) for registrations in ordered]
+    for registrations, claims in zip(ordered, decided):
+        past_results = [row for row in past if row["experiment"].split("-")[0] == registrations["paper"]]
+        text = _paper_page(registrations, claims, past_results, folder, pages, page)
+        write_atomically(pages / f"{registrations['paper']}.md", text.encode())
     write_atomically(page, _overview(ordered, decided, page).encode())
 
 
-def _decided(given: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
+def _decided(registrations: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
     """Return the newest version of each claim, with its verdict and the record that decides it."""
     claims = []
-    for claim in given["claims"]:
+    for claim in registrations["claims"]:
         if not claim["current"]:
             continue
         record, answer = answers.get(claim["digest"], (None, None))
-        word = NOT_RUN if answer is None else answer["word"]
+        verdict = NOT_RUN if answer is None else answer["word"]
         if answer is not None and claim["label"] == STAND_IN:
-            word = SMOKE_TEST
-        claims.append({**claim, "word": word, "record": record, "answer": answer})
+            verdict = SMOKE_TEST
+        claims.append({**claim, "word": verdict, "record": record, "answer": answer})
     return claims
 
 
 def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
     """Return the overview: counts by paper, data and verdict, a conclusion per paper, and the claims not run."""
     everything = [claim for claims in decided for claim in claims]
-    own = [claim for claim in everything if claim["label"] != STAND_IN]
-    answered = [claim for claim in own if claim["word"] in DECIDED]
+    on_papers_data = [claim for claim in everything if claim["label"] != STAND_IN]
+    answered = [claim for claim in on_papers_data if claim["word"] in DECIDED]
     count = Counter(claim["word"] for claim in answered)
     head = (
-        f"Of {len(own)} registered claims on the papers' data or part of it, {len(answered)} have been run: "
+        f"Of {len(on_papers_data)} registered claims on the papers' data or part of it, {len(answered)} have been run: "
         f"{count[HELD]} held, {count[CONTRADICTED]} contradicted, {count[OPEN]} open.\n"
     )
     rows = [
-        [f"[{given['paper']}]({page.stem}/{given['paper']}.md)", _title(given["paper"]), *_counts(claims)]
-        for given, claims in zip(papers, decided)
+        [f"[{entry['paper']}]({page.stem}/{entry['paper']}.md)", _title(entry["paper"]), *_counts(claims)]
+        for entry, claims in zip(papers, decided)
     ]
     rows.append(["all", "", *_counts(everything)])
     labels = sorted({claim["label"] for claim in everything})
-    groups = [(given["paper"], claims) for given, claims in zip(papers, decided)] + [("all", everything)]
+    groups = [(entry["paper"], claims) for entry, claims in zip(papers, decided)] + [("all", everything)]
     by_label = [
         [paper, label, *_counts(part)]
         for paper, claims in groups
         for label in labels
         if (part := [claim for claim in claims if claim["label"] == label])
     ]
-    believe = [f"- **{given['paper']}**: {given['believe']}" for given in papers if given["believe"]]
+    believe = [f"- **{entry['paper']}**: {entry['believe']}" for entry in papers if entry["believe"]]
     waiting = [
-        [f"[{one}]({page.stem}/{one.split('-')[0]}.md#{one})", str(len(claims)), claims[0]["data"], _missing(claims[0])]
-        for (one, _), group in groupby(
+        [
+            f"[{experiment}]({page.stem}/{experiment.split('-')[0]}.md#{experiment})",
+            str(len(claims)),
+            claims[0]["data"],
+            _missing(claims[0]),
+        ]
+        for (experiment, _), group in groupby(
             [claim for claim in everything if claim["word"] == NOT_RUN],
             key=lambda claim: (claim["experiment"], claim["data"]),
         )
@@ -161,8 +169,8 @@ def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
 
 
 def _counts(claims: Records) -> list[str]:
-    words = [claim["word"] for claim in claims]
-    return [*(str(words.count(word)) for word in WORDS), str(len(words))]
+    verdicts = [claim["word"] for claim in claims]
+    return [*(str(verdicts.count(verdict)) for verdict in WORDS), str(len(verdicts))]
 
 
 def _missing(claim: Mapping[str, Any]) -> str:
@@ -182,38 +190,42 @@ def _order(experiment: str) -> list[Any]:
 
 
 def _paper_page(
-    given: Mapping[str, Any], claims: Records, past: Records, records: Path, pages: Path, overview: Path
+    registrations: Mapping[str, Any], claims: Records, past: Records, records: Path, pages: Path, overview: Path
 ) -> str:
-    paper = given["paper"]
+    paper = registrations["paper"]
     parts = [f"# {paper}: {_title(paper)}\n" if _title(paper) else f"# {paper}\n"]
-    words = Counter(claim["word"] for claim in claims)
-    shown = ", ".join(f"{words[word]} {word}" for word in (*WORDS, SMOKE_TEST) if words[word])
-    parts.append(f"{len(claims)} claims: {shown}. Back to the [overview](../{overview.name}).\n")
-    if given["believe"]:
-        parts.append(given["believe"] + "\n")
+    verdict_counts = Counter(claim["word"] for claim in claims)
+    counts_text = ", ".join(
+        f"{verdict_counts[verdict]} {verdict}" for verdict in (*WORDS, SMOKE_TEST) if verdict_counts[verdict]
+    )
+    parts.append(f"{len(claims)} claims: {counts_text}. Back to the [overview](../{overview.name}).\n")
+    if registrations["believe"]:
+        parts.append(registrations["believe"] + "\n")
     by_experiment: dict[str, list[Mapping[str, Any]]] = {}
     for claim in claims:
         by_experiment.setdefault(claim["experiment"], []).append(claim)
     pictures = Path(os.path.relpath(records, pages))
-    for one in sorted(by_experiment, key=_order):
-        mine = [row for row in past if row["experiment"] == one]
-        older = [claim for claim in given["claims"] if claim["experiment"] == one and not claim["current"]]
-        parts.append(_experiment(one, by_experiment[one], older, mine, records, pictures))
-    left = [row for row in past if row["experiment"] not in by_experiment]
-    if left:
-        parts.append("## Removed experiments\n\n" + _folded("their results", _history(left)))
+    for experiment in sorted(by_experiment, key=_order):
+        past_results = [row for row in past if row["experiment"] == experiment]
+        older = [
+            claim for claim in registrations["claims"] if claim["experiment"] == experiment and not claim["current"]
+        ]
+        parts.append(_experiment(experiment, by_experiment[experiment], older, past_results, records, pictures))
+    removed = [row for row in past if row["experiment"] not in by_experiment]
+    if removed:
+        parts.append("## Removed experiments\n\n" + _folded("their results", _history(removed)))
     return "\n".join(parts)
 
 
-def _experiment(one: str, claims: Records, older: Records, past: Records, records: Path, pictures: Path) -> str:
+def _experiment(experiment: str, claims: Records, older: Records, past: Records, records: Path, pictures: Path) -> str:
     """Return the section of an experiment: its run, figure and claims, explanations, and folded details."""
     title = next((claim["title"] for claim in claims if claim["title"]), "")
-    lines = [f"## {one}\n", f"{title}.\n" if title else ""]
+    lines = [f"## {experiment}\n", f"{title}.\n" if title else ""]
     for record in _records(claims):
         name = f"{record['experiment']}-{record['preset']}"
         repeats = f"{record['repeats']} repeats" if record["repeats"] > 1 else "one repeat"
-        made = record["made"].get("version", "")
-        lines.append(f"Run: {repeats}, {_time(record['seconds'])} on one core, made by version {made}.\n")
+        version = record["made"].get("version", "")
+        lines.append(f"Run: {repeats}, {_time(record['seconds'])} on one core, made by version {version}.\n")
         if (records / f"{name}.png").exists():
             lines.append(f"![{name}]({(pictures / name).as_posix()}.png)\n")
     rows = [
@@ -232,8 +244,8 @@ def _experiment(one: str, claims: Records, older: Records, past: Records, record
         ]
         lines.append(_folded("interpretation, tables, all numbers", "\n".join(folded)))
     if older:
-        shown = [[claim["id"], str(claim["version"]), claim["test"], claim["reason"]] for claim in older]
-        lines.append(_folded("older versions", format_table(["claim", "version", "test", "reason"], shown)))
+        version_rows = [[claim["id"], str(claim["version"]), claim["test"], claim["reason"]] for claim in older]
+        lines.append(_folded("older versions", format_table(["claim", "version", "test", "reason"], version_rows)))
     if past:
         lines.append(_folded("results from before the registration, which decide nothing", _history(past)))
     return "\n".join(line for line in lines if line)
@@ -253,12 +265,12 @@ def _folded(summary: str, text: str) -> str:
 
 
 def _history(rows: Iterable[Mapping[str, Any]]) -> str:
-    shown = [
+    result_rows = [
         [f"{row['date']} {row['commit']}", row["claim"], row["says"], row["word"], row["decided by"],
          f"{row['preset']}, {row['repeats']} repeats" + (f"; {row['data']}" if row["data"] else "")]
         for row in rows
     ]  # fmt: skip
-    return format_table(["committed", "claim", "wording then", "answer then", "decided by", "run"], shown)
+    return format_table(["committed", "claim", "wording then", "answer then", "decided by", "run"], result_rows)
 
 
 def _number(claim: Mapping[str, Any]) -> str:
@@ -267,20 +279,24 @@ def _number(claim: Mapping[str, Any]) -> str:
     return format_key_number(claim["answer"]["worst"])
 
 
-def _bold(word: str) -> str:
-    return word if word == HELD else f"**{word}**"
+def _bold(verdict: str) -> str:
+    return verdict if verdict == HELD else f"**{verdict}**"
 
 
 def _paragraph(claim: Mapping[str, Any]) -> str:
     """Return the explanation of an open or contradicted claim."""
     answer, record = claim["answer"], claim["record"]
-    where = f" at: {answer['where']}" if answer["where"] else ""
-    text = f"*{claim['id']}* is {claim['word']}{where}."
+    location = f" at: {answer['where']}" if answer["where"] else ""
+    text = f"*{claim['id']}* is {claim['word']}{location}."
     explanation = " ".join(filter(None, [answer["note"], answer["evidence"], claim["tried"]]))
     if claim["word"] == CONTRADICTED:
         return f"{text} {explanation or 'The reason is not known, and nothing else was tried.'}\n"
-    needs = answer["needs"]
-    text += f" About {needs:,} repeats would decide it at the same means." if needs and needs < 10_000 else ""
+    needed_repeats = answer["needs"]
+    text += (
+        f" About {needed_repeats:,} repeats would decide it at the same means."
+        if needed_repeats and needed_repeats < 10_000
+        else ""
+    )
     granted = granted_repeats(record["seconds"] / record["repeats"])
     text += f" The protocol grants {granted} repeats to a run of this length, and this run has {record['repeats']}"
     text += "; more would be a new version at a stricter level." if record["repeats"] >= granted else "."
@@ -296,10 +312,10 @@ def granted_repeats(seconds: float) -> int:
 
 def _origin(record: Mapping[str, Any]) -> str:
     """Return the digest of the code, the library versions and the digests of the data of a record."""
-    made = record.get("made", {})
-    versions = ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())
-    files = ", ".join(f"{name} {digest[:12]}" for name, digest in made.get("data", {}).items())
-    parts = [f"Code {made['code'][:12]}" if "code" in made else "", versions, files]
+    origin = record.get("made", {})
+    versions = ", ".join(f"{name} {version}" for name, version in origin.get("versions", {}).items())
+    files = ", ".join(f"{name} {digest[:12]}" for name, digest in origin.get("data", {}).items())
+    parts = [f"Code {origin['code'][:12]}" if "code" in origin else "", versions, files]
     return "; ".join(part for part in parts if part) + ".\n"
 
 

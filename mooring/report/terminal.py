@@ -1,7 +1,7 @@
 """The terminal: sentences, notes, progress, and tables that fit its width without cutting a number.
 
-Everything goes to stderr when stdout is for JSON. Text that comes from data (names of clients, columns, files) is shown
-as it is: no markup, no control characters.
+Everything is written to stderr if stdout is used for JSON. Text that comes from data (names of clients, columns, files)
+is shown as plain text: no markup, no control characters.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rich.text import Text
 from mooring.core.logs import is_quiet, is_verbose
 
 MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped
-MIN_NAME_WIDTH = 8  # a name is shortened to no less
-MIN_PROSE_WIDTH = 24  # a column of sentences is no narrower
-MAX_NUMBER_WIDTH = 30  # a word with digits that is longer is no number
-MAX_NAME_WIDTH = 40  # a name is shown with no more
+MIN_NAME_WIDTH = 8  # minimal width of a shortened name
+MIN_PROSE_WIDTH = 24  # minimal width of a column of sentences
+MAX_NUMBER_WIDTH = 30  # a longer word with digits is not a number
+MAX_NAME_WIDTH = 40  # maximal width of a name
 
 
 class Display:
-    """One console for everything; `json` mode keeps stdout free."""
+    """The console of all output; `json` mode leaves stdout free."""
 
     def __init__(self, json: bool = False):
         self.json = json
@@ -41,7 +41,7 @@ class Display:
         self.out.print(replace_control_characters(text), soft_wrap=True)
 
     def paragraph(self, text: str, indent: int = 2) -> None:
-        """Sentences, wrapped to the width."""
+        """Print sentences, wrapped to the width."""
         self.out.print(Text(self._wrapped(text, indent)), soft_wrap=True)
 
     def _wrapped(self, text: str, indent: int) -> str:
@@ -60,8 +60,8 @@ class Display:
 
     def notes(self, notes: Sequence[str]) -> None:
         for note in () if is_quiet() else notes:
-            words = replace_control_characters(f"note: {note}")
-            self.err.print(words, style="dim", soft_wrap=not self.err.is_terminal)
+            text = replace_control_characters(f"note: {note}")
+            self.err.print(text, style="dim", soft_wrap=not self.err.is_terminal)
 
     def table(
         self,
@@ -74,7 +74,7 @@ class Display:
         shorter: Mapping[str, str] | None = None,
         indent: int = 0,
     ) -> None:
-        """Rows as a table; `columns` maps a key to its heading.
+        """Print rows as a table; `columns` maps a key to its heading.
 
         Where the width is short, sentences are wrapped, then the columns in `spare` are left out from the first on,
         several together where they are a tuple (or replaced, where `shorter` names another column), then names are
@@ -82,7 +82,7 @@ class Display:
         number can be left out.
         """
         shorter, width = shorter or {}, self.out.width - indent
-        kept, left_out = [key for key in columns if key not in shorter.values()], []
+        kept_keys, left_out = [key for key in columns if key not in shorter.values()], []
         parts = {
             key: TableColumn(
                 heading, [format_cell(row.get(key)) for row in rows], k == 0, key in {*shorter, *shorter.values()}
@@ -92,21 +92,21 @@ class Display:
         first = next(iter(columns))
         parts[first] = parts[first]._replace(cells=[shorten_name(cell, MAX_NAME_WIDTH) for cell in parts[first].cells])
         for group in spare:
-            if measure_min_width([parts[k] for k in kept], whole_names=True) <= width:
+            if measure_min_width([parts[k] for k in kept_keys], whole_names=True) <= width:
                 break
-            for key in [key for key in ((group,) if isinstance(group, str) else group) if key in kept]:
+            for key in [key for key in ((group,) if isinstance(group, str) else group) if key in kept_keys]:
                 if key in shorter:
-                    kept[kept.index(key)] = shorter[key]
+                    kept_keys[kept_keys.index(key)] = shorter[key]
                     left_out.append(f"interval {columns[key]}")
                 else:
-                    kept.remove(key)
+                    kept_keys.remove(key)
                     left_out.append(columns[key])
         if left_out:
             before = "" if not caption else " " if caption.endswith(".") else ". "
             caption += f"{before}Left out at this width: {', '.join(left_out)}."
         if title:
             self.out.print(Text(replace_control_characters(title), style="bold"))
-        shown_parts = [parts[key] for key in kept]
+        shown_parts = [parts[key] for key in kept_keys]
         if measure_min_width(shown_parts) <= width:
             self.out.print(Padding(draw_table(shown_parts, width), (0, 0, 0, indent), expand=False))
         else:
@@ -118,38 +118,38 @@ class Display:
 
     @contextmanager
     def progress(self) -> Iterator[Any]:
-        """A bar per job; yields `tell(what, done, all)`. Told to be verbose, a line per step."""
+        """Show a bar per job and yield the function that updates it; in verbose mode, print a line per step."""
         if is_verbose():
             yield self._step_by_step()
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        words = TextColumn("{task.description}", markup=False)
-        columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        description = TextColumn("{task.description}", markup=False)
+        columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         off = is_quiet() or not self.err.is_terminal
         with Progress(*columns, console=self.err, transient=True, disable=off) as bar:
             jobs: dict[str, Any] = {}
 
-            def tell(what: str, done: int, rounds: int) -> None:
-                name, _, detail = what.partition(": ")
+            def update_bar(label: str, done: int, rounds: int) -> None:
+                name, _, detail = label.partition(": ")
                 if name not in jobs:
-                    jobs[name] = bar.add_task(what, total=rounds)
-                bar.update(jobs[name], completed=done, total=rounds, description=replace_control_characters(what))
+                    jobs[name] = bar.add_task(label, total=rounds)
+                bar.update(jobs[name], completed=done, total=rounds, description=replace_control_characters(label))
                 if detail and not self.err.is_terminal:
-                    self.err.print(replace_control_characters(f"{what} ({done} of {rounds})"), soft_wrap=True)
+                    self.err.print(replace_control_characters(f"{label} ({done} of {rounds})"), soft_wrap=True)
 
-            yield tell
+            yield update_bar
 
     def _step_by_step(self) -> Any:
         began = time.monotonic()
 
-        def tell(what: str, done: int, rounds: int) -> None:
+        def print_step(label: str, done: int, rounds: int) -> None:
             self.err.print(
-                replace_control_characters(f"{time.monotonic() - began:.1f} s: {what}, {done} of {rounds}"),
+                replace_control_characters(f"{time.monotonic() - began:.1f} s: {label}, {done} of {rounds}"),
                 soft_wrap=True,
             )
 
-        return tell
+        return print_step
 
 
 class TableColumn(NamedTuple):
@@ -157,8 +157,8 @@ class TableColumn(NamedTuple):
 
     heading: str
     cells: list[str]
-    names: bool = False  # the first column names what a row is about
-    whole: bool = False  # its cells are not wrapped
+    names: bool = False  # whether it is the first column, with the rows' names
+    unwrapped: bool = False  # whether its cells are never wrapped
 
     @property
     def numbers(self) -> bool:
@@ -167,7 +167,7 @@ class TableColumn(NamedTuple):
     @property
     def prose(self) -> bool:
         """Sentences, which may be wrapped."""
-        if self.whole or self.numbers:
+        if self.unwrapped or self.numbers:
             return False
         return any(cell_len(cell) > MAX_UNWRAPPED_WIDTH and " " in cell for cell in self.cells)
 
@@ -176,33 +176,38 @@ class TableColumn(NamedTuple):
         return max(map(cell_len, [self.heading, *self.cells]))
 
     @property
-    def least(self) -> int:
-        """The width below which a number would be cut, or a name or a sentence could no longer be read."""
-        if self.numbers or self.whole or not (self.prose or self.names or self.width > MAX_UNWRAPPED_WIDTH):
+    def min_width(self) -> int:
+        """The width below which a number would be cut, or a name or a sentence could not be read."""
+        if self.numbers or self.unwrapped or not (self.prose or self.names or self.width > MAX_UNWRAPPED_WIDTH):
             return self.width
-        least = min(self.width, MIN_PROSE_WIDTH if self.prose else MIN_NAME_WIDTH)
-        words = [word for cell in self.cells for word in cell.split()] if self.prose else []
-        numbers = [cell_len(word) for word in words if any(map(str.isdigit, word)) and len(word) <= MAX_NUMBER_WIDTH]
-        return max([least, cell_len(self.heading), *numbers])
+        min_width = min(self.width, MIN_PROSE_WIDTH if self.prose else MIN_NAME_WIDTH)
+        words_in_cells = [text for cell in self.cells for text in cell.split()] if self.prose else []
+        numbers = [
+            cell_len(text) for text in words_in_cells if any(map(str.isdigit, text)) and len(text) <= MAX_NUMBER_WIDTH
+        ]
+        return max([min_width, cell_len(self.heading), *numbers])
 
 
 def measure_min_width(columns: Sequence[TableColumn], gap: int = 1, whole_names: bool = False) -> int:
-    """Of a table; with `whole_names` the names are not shortened."""
-    wide = [column.width if whole_names and column.names and not column.prose else column.least for column in columns]
+    """Return the minimal width of a table; with `whole_names` the names are not shortened."""
+    wide = [
+        column.width if whole_names and column.names and not column.prose else column.min_width for column in columns
+    ]
     return sum(wide) + gap * (len(columns) - 1)
 
 
 def assign_widths(columns: Sequence[TableColumn], width: int, gap: int) -> list[int]:
-    """What each column gets: what it must have, then names what they would like, and sentences share the rest."""
-    given, room = [column.least for column in columns], width - measure_min_width(columns, gap)
+    """Return the width of each column: its minimum, then names up to their full width, and sentences share the
+    remainder."""
+    widths, spare = [column.min_width for column in columns], width - measure_min_width(columns, gap)
     wordy = [k for k, column in enumerate(columns) if column.prose]
     for k, column in enumerate(columns):
-        more = 0 if k in wordy else min(room, column.width - given[k])
-        given[k], room = given[k] + more, room - more
-    while room > 0 and (narrow := [k for k in wordy if given[k] < columns[k].width]):
-        for k in narrow[:room]:
-            given[k], room = given[k] + 1, room - 1
-    return given
+        extra = 0 if k in wordy else min(spare, column.width - widths[k])
+        widths[k], spare = widths[k] + extra, spare - extra
+    while spare > 0 and (narrow := [k for k in wordy if widths[k] < columns[k].width]):
+        for k in narrow[:spare]:
+            widths[k], spare = widths[k] + 1, spare - 1
+    return widths
 
 
 def draw_table(columns: Sequence[TableColumn], width: int) -> Table:
@@ -237,7 +242,7 @@ def stack_row(columns: Sequence[TableColumn], row: int, width: int) -> Iterator[
 
 
 def shorten_name(name: str, width: int) -> str:
-    """A name without its middle where it is too long, so that names that begin alike can be told apart."""
+    """Return a name without its middle if it is too long, so that names with equal beginnings differ."""
     if cell_len(name) <= width:
         return name
     tail = (width - 1) // 2
@@ -246,12 +251,12 @@ def shorten_name(name: str, width: int) -> str:
 
 
 def replace_control_characters(text: str) -> str:
-    """Text that does nothing to a terminal: control characters and the like become blanks."""
+    """Return text with control characters replaced by blanks."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def format_cell(value: Any) -> str:
-    """A cell: about four digits for numbers, whole ones with separators, a dash for nothing."""
+    """Return a cell's text: about four digits for numbers, whole ones with separators, a dash for a missing value."""
     value = value.item() if hasattr(value, "item") else value  # numpy's numbers as Python's
     if value is None or (isinstance(value, float) and value != value):
         return "-"
@@ -269,7 +274,7 @@ def format_cell(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell is a number, or stands for a missing one."""
+    """Return whether a cell is a number or a missing one."""
     try:
         float(text.strip("%±()[]:;,").replace(",", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the commands answer in the terminal, from plain tables: of a run directory, or the same in memory."""
+"""Results of the commands in the terminal, from plain tables of a run directory or in memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mooring.report.terminal import Display, format_cell
 from mooring.runs.atomic_files import frame_from_rows
 from mooring.runs.directory import CLIENTS_FILE, REPORT_FILE, open_run
 
-MAX_CLIENTS_SHOWN = 10  # in a terminal's table, unless all are asked for
-MAX_NOTES = 3  # on the data, below an answer; the report has all
+MAX_CLIENTS_SHOWN = 10  # in a terminal's table, unless all are requested
+MAX_NOTES = 3  # on the data, below a result; the report has all
 EVALUATED_MODELS = ("recommended", "local", "global")  # whose measures `advise` shows
 SCORED_MODELS = ("local", "pooled", "personal")
 FIT_COLUMNS = {k: k for k in ("client", "rows", *SCORED_MODELS)} | {"over_local": "vs. local"}
@@ -39,7 +39,7 @@ COLUMNS_TO_DROP = (
     "over_global",
     "over_local",
     "short_over_global",
-)  # what a narrow terminal drops, in this order
+)  # columns that a narrow terminal drops, in this order
 PLAN_DESCRIPTIONS = {
     "global": "one model for all",
     "local": "local models, with a ridge",
@@ -55,7 +55,7 @@ TERMINAL_SENTENCES = ("losses", "shape", "rows_needed", "contributions", "outlie
 
 
 def show_run(display: Display, run: str | Path, per_client: bool = False) -> None:
-    """A finished run of any kind, from its directory alone."""
+    """Print a finished run of any kind, from its directory."""
     directory = open_run(run)
     purpose, notes = directory.run.mooring.purpose, []
     if purpose == "advise":
@@ -81,15 +81,15 @@ def show_run(display: Display, run: str | Path, per_client: bool = False) -> Non
 
 
 def show_notes(display: Display, notes: Sequence[str]) -> None:
-    """The first notes on the data, and how many more there are."""
+    """Print the first notes on the data, and the number of the others."""
     display.notes(notes[:MAX_NOTES])
     if len(notes) > MAX_NOTES:
-        more = len(notes) - MAX_NOTES
-        display.notes([f"{more} more {'notes' if more > 1 else 'note'} on the data: see the report."])
+        remaining = len(notes) - MAX_NOTES
+        display.notes([f"{remaining} more {'notes' if remaining > 1 else 'note'} on the data: see the report."])
 
 
 def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame, per_client: bool = False) -> None:
-    """The scores of a fit; with `per_client` one row for every client, too."""
+    """Print the scores of a fit; with `per_client` also one row per client."""
     metric, measures = summary["metric"], summary["measures"]
     title = f"{summary['algorithm']} on {summary['title']} ({len(clients):,} clients, {count_rows(clients):,} rows)"
     display.heading(title)
@@ -116,60 +116,68 @@ def count_rows(clients: pd.DataFrame) -> int:
 
 
 def describe_measures(measures: Mapping[str, Mapping[str, float]], models: Sequence[str]) -> list[str]:
-    """Measures in the target's unit, one sentence per measure: "RMSE: 1.442 (personal), 9.649 (pooled)."."""
+    """Return measures in the target's unit, one sentence per measure: "RMSE: 1.442 (personal), 9.649 (pooled)."."""
     sentences = []
     for name in REPORTED_METRICS:
-        values = [f"{format_cell(measures[who][name])} ({who})" for who in models if name in measures.get(who, {})]
+        values = [
+            f"{format_cell(measures[model][name])} ({model})" for model in models if name in measures.get(model, {})
+        ]
         if values:
             sentences.append(f"{METRIC_LABELS[name]}: {', '.join(values)}.")
     return sentences
 
 
 def describe_privacy(privacy: Mapping[str, float]) -> str:
-    """What the global models can reveal about a client."""
+    """Return a sentence on the privacy of the global models."""
     return (
         f"Privacy of each client: epsilon = {privacy['epsilon']:.3g} at delta = {privacy['delta']:g} (clip "
         f"{privacy['clip']:g}, noise {privacy['noise']:g}), for the global models; see `mooring explain epsilon`."
     )
 
 
-def describe_left_out(odd: pd.DataFrame) -> str:
-    """Clients whose replies could not be used, and why."""
-    named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MAX_CLIENTS_SHOWN // 2).to_dict("records")]
-    more = f", and {len(odd) - len(named)} more, see clients.parquet" if len(odd) > len(named) else ""
-    return f"Replies that could not be used: {', '.join(named)}{more}."
+def describe_left_out(clients: pd.DataFrame) -> str:
+    """Return a sentence on clients whose replies could not be used, with reasons."""
+    named_clients = [
+        f"{row['client']} ({row['left_out']})" for row in clients.head(MAX_CLIENTS_SHOWN // 2).to_dict("records")
+    ]
+    remainder = (
+        f", and {len(clients) - len(named_clients)} more, see clients.parquet"
+        if len(clients) > len(named_clients)
+        else ""
+    )
+    return f"Replies that could not be used: {', '.join(named_clients)}{remainder}."
 
 
 def describe_kept_round(summary: Mapping[str, Any]) -> str:
-    """Which round's models a fit keeps, and where the others are."""
-    best, last, kept = summary["best_round"], summary["last_round"], summary["checkpoint"]
+    """Return a sentence on the round whose models a fit uses, and the file of the others."""
+    best, last, used = summary["best_round"], summary["last_round"], summary["checkpoint"]
     if best == last:
         return f"The models are those of round {last}, the last; no earlier one was better on validation rows."
-    other = {"best": "last", "last": "best"}[kept]
-    what = {"best": f"round {best}, the best on validation rows", "last": f"round {last}, the last"}
+    unused = {"best": "last", "last": "best"}[used]
+    round_texts = {"best": f"round {best}, the best on validation rows", "last": f"round {last}, the last"}
     return (
-        f"The models are those of {what[kept]}; those of {what[other]}, are in models-{other}.safetensors "
-        f"(--checkpoint {other} exchanges them)."
+        f"The models are those of {round_texts[used]}; those of {round_texts[unused]}, are in "
+        f"models-{unused}.safetensors (--checkpoint {unused} exchanges them)."
     )
 
 
 def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
-    """One row per method, the lowest test loss first, and which methods the test rows cannot separate."""
+    """Print one row per method, the lowest test loss first, and which methods the test rows cannot separate."""
     methods, clients = frame_from_rows(comparison["methods"]), frame_from_rows(comparison["clients"])
     rows = methods.sort_values("test_loss").to_dict("records")
     for row in rows:
         row["sent"] = decimal(int(row["bytes"]))
         row["round"] = f"{row['used_round']:.10g}/{row['rounds']:.10g}"
         row["above"] = describe_above(row)
-    more = {"above": "above the lowest"} | {
+    score_columns = {"above": "above the lowest"} | {
         name: name for name in REPORTED_METRICS if name in methods and name != "mae"
     }
     if "behind" in methods:  # over several seeds
-        more = {"test_loss_sd": "deviation", "behind": "behind", "behind_sd": "its deviation"}
+        score_columns = {"test_loss_sd": "deviation", "behind": "behind", "behind_sd": "its deviation"}
     columns = {
         "method": "method",
         "test_loss": f"test {comparison['metric']}",
-        **more,
+        **score_columns,
         "last_test_loss": "last round",
         "round": "round",
         "sent": "sent",
@@ -188,24 +196,24 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
 
 
 def describe_above(row: Mapping[str, Any]) -> str:
-    """How far a method's test loss is above the lowest one, with its interval over clients."""
+    """Return the difference of a method's test loss from the lowest one, with its interval over clients."""
     if row.get("above_best_pct") is None or not np.isfinite(row["above_best_pct"]):
         return "-"
     if row["above_best_pct_ci_low"] == row["above_best_pct_ci_high"] == 0:
         return "lowest"
     value, low, high = (row[f"above_best_pct{end}"] for end in ("", "_ci_low", "_ci_high"))
-    ends = f" ({format_end(low)} to {format_end(high)})" if np.isfinite(low) and np.isfinite(high) else ""
-    return f"{format_percent(value)}%{ends}"
+    interval_text = f" ({format_end(low)} to {format_end(high)})" if np.isfinite(low) and np.isfinite(high) else ""
+    return f"{format_percent(value)}%{interval_text}"
 
 
 def describe_comparison(methods: pd.DataFrame) -> list[str]:
-    """Which methods the test rows cannot separate from the one with the lowest loss."""
+    """Return a sentence on methods that the test rows cannot separate from the one with the lowest loss."""
     order = methods.sort_values("test_loss")
     best = order["method"].iloc[0]
     if "above_best_pct_ci_low" not in order:
         return []
-    rest = order.iloc[1:]
-    close = rest.loc[~(rest["above_best_pct_ci_low"] > 0), "method"].tolist()
+    others = order.iloc[1:]
+    close = others.loc[~(others["above_best_pct_ci_low"] > 0), "method"].tolist()
     if not close:
         return []
     return [f"These test rows cannot separate {best} from {join_words(close)}. {ASK_ADVISE}"]
@@ -214,19 +222,19 @@ def describe_comparison(methods: pd.DataFrame) -> list[str]:
 def show_advice(
     display: Display, advice: Mapping[str, Any], per_client: bool = False, run: str | Path | None = None
 ) -> None:
-    """The recommendation, the clients (at most ten, or all), and the sentences behind it."""
+    """Print the recommendation, the clients (at most ten, or all), and the sentences behind it."""
     summary, frame = advice["summary"], frame_from_rows(advice["clients"])
     display.heading(f"Recommendation for {advice['title']} ({len(frame):,} clients, {count_rows(frame):,} rows)")
     display.paragraph(advice["headline"])
     display.say("")
-    other = "global" if (frame["recommended"] == "local").all() else "local"
-    order = frame.sort_values(f"improvement_over_{other}_pct", ascending=False, kind="stable")
+    alternative = "global" if (frame["recommended"] == "local").all() else "local"
+    order = frame.sort_values(f"improvement_over_{alternative}_pct", ascending=False, kind="stable")
     caption = describe_columns(summary)
     if len(order) > MAX_CLIENTS_SHOWN and not per_client:
-        where = f" or {Path(run) / CLIENTS_FILE}" if run is not None else ""
+        file_text = f" or {Path(run) / CLIENTS_FILE}" if run is not None else ""
         caption = (
-            f"The {MAX_CLIENTS_SHOWN} of {len(order):,} clients with the largest improvement over {other} models; all: "
-            f"--per-client{where}. {caption}"
+            f"The {MAX_CLIENTS_SHOWN} of {len(order):,} clients with the largest improvement over {alternative} "
+            f"models; all: --per-client{file_text}. {caption}"
         )
         order = order.head(MAX_CLIENTS_SHOWN)
     display.table(
@@ -248,7 +256,7 @@ def show_advice(
 
 
 def describe_columns(summary: Mapping[str, Any]) -> str:
-    """What the columns of the clients' table are."""
+    """Return the caption of the clients' table."""
     return (
         f"vs.: expected {summary['metric']} with the recommended model against the other; in brackets the "
         f"{100 * summary['client_level']:g}% interval of the improvement in % (negative: higher loss)."
@@ -258,10 +266,10 @@ def describe_columns(summary: Mapping[str, Any]) -> str:
 WITHOUT_INTERVALS = {"over_local": "short_over_local", "over_global": "short_over_global"}  # without their intervals
 
 
-def show_new_clients(display: Display, clients: pd.DataFrame, metric: str, way: str, level: float = 0.9) -> None:
-    """New clients and the model that each should use."""
+def show_new_clients(display: Display, clients: pd.DataFrame, metric: str, method: str, level: float = 0.9) -> None:
+    """Print new clients and the model that each should use."""
     shown_clients = clients.head(MAX_CLIENTS_SHOWN)
-    caption = f"Personal models by {way}. {describe_columns({'metric': metric, 'client_level': level})}"
+    caption = f"Personal models by {method}. {describe_columns({'metric': metric, 'client_level': level})}"
     if len(clients) > len(shown_clients):
         caption = f"The first {len(shown_clients)} of {len(clients):,} new clients. {caption}"
     display.heading(f"Recommendation for {len(clients):,} new client{'s' * (len(clients) != 1)}")
@@ -270,23 +278,23 @@ def show_new_clients(display: Display, clients: pd.DataFrame, metric: str, way: 
 
 
 def format_recommendations(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Clients with their recommendations as a table shows them."""
+    """Return clients with their recommendations as rows of a table."""
     rows = frame.to_dict("records")
     for row in rows:
-        for other in ALTERNATIVES:
-            row[f"over_{other}"] = describe_improvement(row, other)
-            row[f"short_over_{other}"] = describe_improvement(row, other, interval=False)
+        for alternative in ALTERNATIVES:
+            row[f"over_{alternative}"] = describe_improvement(row, alternative)
+            row[f"short_over_{alternative}"] = describe_improvement(row, alternative, interval=False)
     return rows
 
 
-def describe_improvement(row: Mapping[str, Any], other: str, interval: bool = True) -> str:
-    """How much lower a client's loss is than with another model: "5.2% lower (-5 to 16)"."""
-    pct = row.get(f"improvement_over_{other}_pct")
+def describe_improvement(row: Mapping[str, Any], alternative: str, interval: bool = True) -> str:
+    """Return the improvement of a client's loss over another model: "5.2% lower (-5 to 16)"."""
+    pct = row.get(f"improvement_over_{alternative}_pct")
     if pct is None or not np.isfinite(pct):
         return "-"
-    if row.get("recommended") == other:
+    if row.get("recommended") == alternative:
         return "same model"
-    low, high = (row.get(f"improvement_over_{other}_pct_ci_{end}") for end in ("low", "high"))
+    low, high = (row.get(f"improvement_over_{alternative}_pct_ci_{end}") for end in ("low", "high"))
     if low is not None and low == high == pct == 0:
         return "no difference"
     if not interval or low is None or high is None:
@@ -295,7 +303,7 @@ def describe_improvement(row: Mapping[str, Any], other: str, interval: bool = Tr
 
 
 def format_end(value: float) -> str:
-    """An end of an interval in percent, which never rounds to 0 or to 100."""
+    """Return an end of an interval in percent, which never rounds to 0 or to 100."""
     if 99.5 <= value < 100:
         return f"{min(value, 99.99):.4g}"
     if value == 0 or abs(value) >= 0.5:
@@ -335,8 +343,8 @@ def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
 
 
 def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:
-    """The findings of `check` in a table."""
+    """Print the findings of `check` in a table."""
     columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
-    many = sum(finding["count"] for finding in findings if finding["severity"] != "target")
-    title = f"{many} finding(s)" if many else "no problems found"
+    count = sum(finding["count"] for finding in findings if finding["severity"] != "target")
+    title = f"{count} finding(s)" if count else "no problems found"
     display.table(f"{source}: {title}", [dict(row) for row in findings], columns)

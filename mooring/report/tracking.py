@@ -1,6 +1,6 @@
-"""`--track`: a finished run told to MLflow or TensorBoard, from its directory alone.
+"""`--track`: log a finished run to MLflow or TensorBoard, from its directory.
 
-MLflow goes where MLFLOW_TRACKING_URI says (without it, `mlruns` in this folder), TensorBoard's events into
+MLflow writes to MLFLOW_TRACKING_URI (without it, to `mlruns` in this folder), TensorBoard's events are in
 `tensorboard/NAME`. Parameters are those of run.toml, metrics the losses by round and the losses at the end.
 """
 
@@ -21,53 +21,53 @@ MAX_PARAMETER_CHARACTERS = 200  # characters of a parameter
 
 
 def log_run(run: str | Path, to: str) -> str:
-    """Tell a run to a tracker; where it is to be seen."""
+    """Log a run to a tracker; return its location."""
     check_tracker(to)
     return TRACKERS[to](Path(run), collect_contents(run))
 
 
 def check_tracker(to: str) -> None:
-    """A tracker that nobody knows, or whose package is not installed."""
+    """Refuse an unknown tracker, or one whose package is not installed."""
     if to not in TRACKERS:
         raise RequestError(f"--track takes {' or '.join(TRACKERS)}, got {to!r}.")
     if find_spec(to) is None:
         raise RequestError(f"--track {to} needs the package {to}: pip install 'mooring-fl[{to}]'.")
 
 
-def log_to_mlflow(run: Path, told: ReportContents) -> str:
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask for a data base otherwise
+def log_to_mlflow(run: Path, contents: ReportContents) -> str:
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions require a database otherwise
     import mlflow
 
-    where = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").resolve().as_uri()
-    mlflow.set_tracking_uri(where)
+    location = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").resolve().as_uri()
+    mlflow.set_tracking_uri(location)
     mlflow.set_experiment(EXPERIMENT)
-    with mlflow.start_run(run_name=told.name):
+    with mlflow.start_run(run_name=contents.name):
         mlflow.log_params(dict(flatten_parameters(open_run(run).run.model_dump(exclude_none=True))))
-        for name, step, value in iterate_losses(told):
+        for name, step, value in iterate_losses(contents):
             mlflow.log_metric(name, value, step=step)
-        mlflow.log_metrics(collect_final_losses(told))
+        mlflow.log_metrics(collect_final_losses(contents))
         for name in (REPORT_FILE, RUN_FILE):
             if (run / name).is_file():
                 mlflow.log_artifact(str(run / name))
-    return where
+    return location
 
 
-def log_to_tensorboard(run: Path, told: ReportContents) -> str:
+def log_to_tensorboard(run: Path, contents: ReportContents) -> str:
     from torch.utils.tensorboard import SummaryWriter
 
-    where = Path(EVENTS) / told.name
-    with SummaryWriter(str(where)) as writer:  # type: ignore[no-untyped-call]
-        for name, step, value in iterate_losses(told):
+    location = Path(EVENTS) / contents.name
+    with SummaryWriter(str(location)) as writer:  # type: ignore[no-untyped-call]
+        for name, step, value in iterate_losses(contents):
             writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        for name, value in collect_final_losses(told).items():
+        for name, value in collect_final_losses(contents).items():
             writer.add_scalar(name, value)  # type: ignore[no-untyped-call]
         settings = dict(flatten_parameters(open_run(run).run.model_dump(exclude_none=True)))
         writer.add_text("run.toml", "\n".join(f"    {k} = {v}" for k, v in settings.items()))  # type: ignore[no-untyped-call]
-    return str(where)
+    return str(location)
 
 
 def flatten_parameters(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """The settings of a run by their dotted names."""
+    """Yield the settings of a run by their dotted names."""
     for key, value in table.items():
         name = f"{before}{key}"
         if isinstance(value, Mapping):
@@ -76,19 +76,19 @@ def flatten_parameters(table: Mapping[str, Any], before: str = "") -> Iterator[t
             yield name, str(value)[:MAX_PARAMETER_CHARACTERS]
 
 
-def iterate_losses(told: ReportContents) -> Iterator[tuple[str, int, float]]:
-    """(metric, round, value) of every evaluation; a comparison's metrics begin with the method."""
-    for one in told.rounds:
-        before = f"{one['name']}/" if len(told.rounds) > 1 else ""
-        table = one["table"]
+def iterate_losses(contents: ReportContents) -> Iterator[tuple[str, int, float]]:
+    """Yield (metric, round, value) of every evaluation; a comparison's metrics begin with the method."""
+    for history in contents.rounds:
+        before = f"{history['name']}/" if len(contents.rounds) > 1 else ""
+        table = history["table"]
         for column in ("train_loss", "validation_loss", "test_loss"):
             for step, value in table[["round", column]].dropna().itertuples(index=False):
                 yield f"{before}{column}", int(step), float(value)
 
 
-def collect_final_losses(told: ReportContents) -> dict[str, float]:
-    """The test loss of every model in the end."""
-    return {f"final_{row['name'].replace(' ', '_')}": float(row["loss"]) for row in told.models}
+def collect_final_losses(contents: ReportContents) -> dict[str, float]:
+    """Return the final test loss of every model."""
+    return {f"final_{row['name'].replace(' ', '_')}": float(row["loss"]) for row in contents.models}
 
 
 TRACKERS = {"mlflow": log_to_mlflow, "tensorboard": log_to_tensorboard}

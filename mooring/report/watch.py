@@ -1,6 +1,6 @@
-"""`mooring watch`: a running job from its directory: how far it is, its losses, who takes part, what is left to do.
+"""`mooring watch`: the status of a running job from its directory: progress, losses, participation, remaining time.
 
-A run tells of itself by its checkpoints, so what is seen is at most `checkpoint_every` rounds old.
+The status is read from checkpoints, so it is at most `checkpoint_every` rounds old.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ from mooring.runs.checkpoint import read_latest_checkpoint
 from mooring.runs.directory import COMPARISON_FILE, METHODS_FOLDER, RUN_FILE, RunDirectory, open_run
 
 MAX_NAMED_CLIENTS = 5  # clients that are named
-POLL_SECONDS = 1.0  # seconds between looks
+POLL_SECONDS = 1.0  # seconds between two readings
 LOSS_LABELS = {"train_loss": "train", "validation_loss": "validation", "test_loss": "test"}
 
 
 class JobStatus(NamedTuple):
-    """A job at a glance."""
+    """The status of a job."""
 
     name: str
     done: int  # rounds
     rounds: int
     finished: bool
-    losses: dict[str, float]  # of the latest evaluation, as training sees them: of the standardised target
-    asked: int  # clients in the latest round
+    losses: dict[str, float]  # of the latest evaluation, as trained, of the standardized target
+    cohort: int  # clients in the latest round
     accepted: int
-    left_out: dict[str, str]  # client -> why its reply could not be used
-    left: float | None  # seconds, by the rounds so far
+    left_out: dict[str, str]  # client -> reason why its reply could not be used
+    seconds_left: float | None  # seconds, by the rounds so far
 
 
 def read_all_status(run: str | Path) -> list[JobStatus]:
-    """Every job of a run: one, or one a method of a comparison; none where the work leaves no trace on its way."""
+    """Return the status of every job of a run: one, or one per method of a comparison."""
     directory = open_run(run)
     if directory.run.mooring.purpose == "compare":
-        begun = sorted(path.parent for path in directory.path.glob(f"**/{METHODS_FOLDER}/*/{RUN_FILE}"))
-        return [read_status(open_run(path))._replace(name=name_method(directory.path, path)) for path in begun]
+        folders = sorted(path.parent for path in directory.path.glob(f"**/{METHODS_FOLDER}/*/{RUN_FILE}"))
+        return [read_status(open_run(path))._replace(name=name_method(directory.path, path)) for path in folders]
     return [read_status(directory)]
 
 
 def name_method(run: Path, folder: Path) -> str:
-    """A method of a comparison, and which repetition it belongs to."""
+    """Return the name of a method of a comparison, with its repetition."""
     return " ".join(part for part in folder.relative_to(run).parts if part != METHODS_FOLDER)
 
 
 def read_status(directory: RunDirectory) -> JobStatus:
     run = directory.run
     name, rounds = run.algorithm.name if run.algorithm else run.mooring.purpose, run.training.rounds or 0
-    found = read_latest_checkpoint(directory.path)
-    records: list[dict[str, Any]] = found.meta["records"] if found else []
-    told: dict[str, Any] = next((record for record in reversed(records) if has_loss(record)), {})
+    checkpoint = read_latest_checkpoint(directory.path)
+    records: list[dict[str, Any]] = checkpoint.meta["records"] if checkpoint else []
+    evaluated: dict[str, Any] = next((record for record in reversed(records) if has_loss(record)), {})
     last = records[-1] if records else {}
-    done = found.round if found else 0
+    done = checkpoint.round if checkpoint else 0
     spent = sum(directory.seconds.get("rounds", [])[:done])
-    offenders = found.meta.get("offenders", {}) if found and not directory.finished else {}
+    offenders = checkpoint.meta.get("offenders", {}) if checkpoint and not directory.finished else {}
     return JobStatus(
         name,
         done,
         max(rounds, done),
         directory.finished,
-        {word: told[key] for key, word in LOSS_LABELS.items() if told.get(key) is not None},
+        {label: evaluated[key] for key, label in LOSS_LABELS.items() if evaluated.get(key) is not None},
         last.get("asked", 0),
         last.get("accepted", 0),
-        {find_client_name(directory, int(number)): why for number, why in offenders.items()},
+        {find_client_name(directory, int(number)): reason for number, reason in offenders.items()},
         None if not done or directory.finished else spent / done * (max(rounds, done) - done),
     )
 
@@ -81,71 +81,71 @@ def has_loss(record: dict[str, Any]) -> bool:
 
 
 def find_client_name(directory: RunDirectory, number: int) -> str:
-    """A client by its place, which is that of its first row."""
+    """Return a client's name by its position, which is that of its first row."""
     try:
         return str(directory.split["client"].unique()[number])
     except (RequestError, IndexError):  # not made from a table
         return f"client {number}"
 
 
-def describe_status(look: JobStatus) -> str:
-    """A look in one line."""
-    parts = [f"{look.name}: round {look.done:,} of {look.rounds:,}"]
-    if look.losses:
+def describe_status(status: JobStatus) -> str:
+    """Return the status in one line."""
+    parts = [f"{status.name}: round {status.done:,} of {status.rounds:,}"]
+    if status.losses:
         parts.append(
-            "loss as trained: " + ", ".join(f"{word} {format_cell(value)}" for word, value in look.losses.items())
+            "loss as trained: " + ", ".join(f"{label} {format_cell(value)}" for label, value in status.losses.items())
         )
-    if look.asked:
-        parts.append(f"{look.accepted:,} of {look.asked:,} clients answered")
-    if look.left_out:
-        named = [f"{name} ({why})" for name, why in list(look.left_out.items())[:MAX_NAMED_CLIENTS]]
-        more = len(look.left_out) - len(named)
-        parts.append(f"left out: {', '.join(named)}{f' and {more:,} more' if more else ''}")
-    if look.finished:
+    if status.cohort:
+        parts.append(f"{status.accepted:,} of {status.cohort:,} clients answered")
+    if status.left_out:
+        named_clients = [f"{name} ({reason})" for name, reason in list(status.left_out.items())[:MAX_NAMED_CLIENTS]]
+        remaining = len(status.left_out) - len(named_clients)
+        parts.append(f"left out: {', '.join(named_clients)}{f' and {remaining:,} more' if remaining else ''}")
+    if status.finished:
         parts.append("finished")
-    elif look.left is not None:
-        parts.append(f"about {format_duration(look.left)} left")
+    elif status.seconds_left is not None:
+        parts.append(f"about {format_duration(status.seconds_left)} left")
     return "; ".join(parts)
 
 
 def format_duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    total = round(seconds)
+    if total < 120:
+        return f"{total} s"
+    return f"{total // 60} min" if total < 7200 else f"{total // 3600} h {total % 3600 // 60} min"
 
 
-def draw_status(found: list[JobStatus]) -> RenderableType:
-    """Looks with a bar each, for a terminal."""
+def draw_status(statuses: list[JobStatus]) -> RenderableType:
+    """Return the status of all jobs with a bar each, for a terminal."""
     parts: list[RenderableType] = []
-    for one in found:
+    for status in statuses:
         parts += [
-            Text(replace_control_characters(describe_status(one))),
-            ProgressBar(total=max(one.rounds, 1), completed=one.done, width=60),
+            Text(replace_control_characters(describe_status(status))),
+            ProgressBar(total=max(status.rounds, 1), completed=status.done, width=60),
         ]
     return Group(*parts)
 
 
 def watch_run(display: Display, run: str | Path, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show a run until it is finished: in place on a terminal, elsewhere a line whenever something has changed."""
+    """Show a run until it is finished: in place on a terminal, elsewhere a line after each change."""
     if display.out.is_terminal:
         with Live(console=display.out, auto_refresh=False) as live:
-            for found in poll_status(run, sleep):
-                live.update(draw_status(found), refresh=True)
+            for statuses in poll_status(run, sleep):
+                live.update(draw_status(statuses), refresh=True)
         return
-    said: dict[str, str] = {}
-    for found in poll_status(run, sleep):
-        for one in found:
-            if said.get(one.name) != (text := describe_status(one)):
-                said[one.name] = text
+    printed: dict[str, str] = {}
+    for statuses in poll_status(run, sleep):
+        for status in statuses:
+            if printed.get(status.name) != (text := describe_status(status)):
+                printed[status.name] = text
                 display.say(text)
 
 
 def poll_status(run: str | Path, sleep: Callable[[float], None]) -> Iterator[list[JobStatus]]:
     while True:
-        over = is_finished(run)  # before the look, so that the last one is whole
+        is_last = is_finished(run)  # before the status is read, so that the last one is complete
         yield read_all_status(run)
-        if over:
+        if is_last:
             return
         sleep(POLL_SECONDS)
 

@@ -39,13 +39,13 @@ def killed(made, tmp_path):
 def test_a_look_at_a_run_on_its_way(killed, made):
     (found,) = watch.read_all_status(killed)
     assert (found.name, found.done, found.rounds, found.finished) == ("fedprox_personal", 15, 20, False)
-    assert found.asked == found.accepted == 30 and found.left_out == {}
+    assert found.cohort == found.accepted == 30 and found.left_out == {}
     rounds = mooring.open(made).directory.rounds
     told = rounds.set_index("round").loc[15]
     ratios = [told[f"{part}_loss"] / found.losses[part] for part in ("train", "validation", "test")]
     assert ratios == pytest.approx([mooring.open(made).schema.target_scale ** 2] * 3)
     spent = rounds[rounds["round"] <= 15]["seconds"].sum()
-    assert found.left == pytest.approx(spent / 15 * 5)
+    assert found.seconds_left == pytest.approx(spent / 15 * 5)
     text = watch.describe_status(found)
     assert (
         text.startswith("fedprox_personal: round 15 of 20; loss as trained: train ")
@@ -53,7 +53,7 @@ def test_a_look_at_a_run_on_its_way(killed, made):
     )
     assert re.search(r"about \d+ s left$", text)
     (whole,) = watch.read_all_status(made)
-    assert whole.finished and whole.left is None and watch.describe_status(whole).endswith("finished")
+    assert whole.finished and whole.seconds_left is None and watch.describe_status(whole).endswith("finished")
 
 
 def test_who_failed_is_named(killed, monkeypatch):
