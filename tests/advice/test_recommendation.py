@@ -29,7 +29,7 @@ def held_out(differences, rows=50):
     """Sums whose personal losses are 1, and whose other models' losses are higher by `differences` [m, 2]."""
     differences = np.asarray(differences, dtype=float)
     loss = np.concatenate([1 + differences, np.ones((len(differences), 1))], 1)
-    return make_sums(np.full(len(loss), rows), loss, np.abs(differences) + 1e-3)
+    return make_sums(np.full(len(loss), rows), loss, np.full_like(differences, 1e-3))
 
 
 def own(divergence, rows=60):
@@ -42,6 +42,14 @@ def test_the_simplest_model_that_is_practically_the_same_is_recommended():
     assert chosen.tolist() == [LOCAL, GLOBAL, PERSONAL, GLOBAL, LOCAL]
     assert choose_models(held_out(np.zeros((5, 2))), mine, margin=0.001).tolist() == [PERSONAL] * 5
     assert PERSONAL not in choose_models(held_out(np.zeros((5, 2))), mine, margin=0.1)
+
+
+def test_a_model_must_be_practically_the_same_at_held_out_rows_too():
+    """A local fit to two rows agrees at these rows with every model that fits them."""
+    held = held_out(np.zeros((3, 2)))._replace(divergence=50 * torch.tensor([[FAR, FAR], [NEAR, FAR], [FAR, NEAR]]))
+    assert choose_models(held, own([[0.0, FAR], [0.0, FAR], [FAR, 0.0]])).tolist() == [PERSONAL, LOCAL, GLOBAL]
+    unseen = held._replace(rows=0 * held.rows, divergence=0 * held.divergence)  # its own rows decide
+    assert choose_models(unseen._replace(loss=held.loss), own([[0.0, FAR]] * 3), margin=1e9).tolist() == [LOCAL] * 3
 
 
 def test_the_margin_is_a_share_of_the_pooled_loss_of_personal_models():

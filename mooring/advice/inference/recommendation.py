@@ -1,8 +1,9 @@
 """One recommendation per client: the simplest model that is practically the same as its personal one.
 
-A client's local (or global) model is practically the same as its personal model when its divergence from it, averaged
-over the client's own rows, is at most `margin` times the pooled held-out loss of the personal models. If both are, the
-closer one is recommended; if neither is, the personal model.
+A client's local (or global) model is practically the same as its personal model when its mean divergence from it is at
+most `margin` times the pooled held-out loss of the personal models, both over the client's own rows and over its
+held-out rows with models that have not seen them: a local fit to few rows agrees there with any model that fits them.
+If both models are the same, the closer one is recommended; if neither is, the personal model.
 
 The guard, in two steps, each for a group of clients whose held-out rows show one model to be worse than another by more
 than GUARD_MARGINS margins beyond one standard error (clustered by client). The clients that would get one kind of
@@ -102,8 +103,8 @@ def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
 def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN) -> np.ndarray:
     """[m] str: the recommended kinds of model."""
     limit = margin * abs(pooled_losses(held)[PERSONAL])
-    divergence = own.divergence / own.rows.clamp(min=1)[:, None]
-    closest = divergence.min(1)
+    at_own, at_held = (sums.divergence / sums.rows.clamp(min=1)[:, None] for sums in (own, held))
+    closest = torch.maximum(at_own, at_held).min(1)
     chosen = np.where((closest.values <= limit).numpy(), np.array(ALTERNATIVES)[closest.indices.numpy()], PERSONAL)
     for k, other in enumerate(ALTERNATIVES):
         group = torch.from_numpy(chosen == other) & (held.rows > 0)
