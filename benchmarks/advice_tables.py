@@ -14,7 +14,9 @@ runs nothing and prints, over all tables that are there:
     recommended   the share of clients with each model
     coverage      of the federation's 95% interval: how often it contains what test rows show, whose own error counts
     calibration   of the probability that a client's personal model is better than its local and than the global one, by
-                  test rows, whose error counts: differences between stated and seen shares, over ten groups
+                  test rows, whose error counts: differences between stated and seen shares, over ten groups. The error
+                  of a mean over few test rows is taken as normal, and, resampled, as a mean of deviations of the
+                  table's test rows: one row shows the sign of a median, and losses are skewed
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.special import ndtr
+from scipy.special import stdtr
 
 from benchmarks.tables import Entry, list_tables, read_table, split_of, splits_of
 from benchmarks.tables_catalog import CLOSED, DESIGN
 from mooring.advice.advise import run_advice
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, LossSums
 from mooring.advice.folds import row_losses
-from mooring.advice.inference.improvements import compare_models, estimate_improvements
+from mooring.advice.inference.improvements import compare_models, estimate_improvements, estimate_unit_variances
 from mooring.advice.inference.recommendation import recommend
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
@@ -43,6 +45,7 @@ from mooring.engines.request import request
 KINDS = {"regression": "regression", "binary": "binary", "count": "count", "multiclass": "classes"}
 MIN_ROWS = 3
 GROUPS = 10  # of stated probabilities
+RESAMPLES = 200  # means over as many test rows as a client has
 SIZES = ((1, 7), (8, 15), (16, 39), (40, 10**9))  # rows of a client
 
 
@@ -138,17 +141,23 @@ class Table:
         frame = pd.DataFrame(
             {"stated": gains.probability.numpy(), "mean": center, "sd": sd, "seen": mean, "error": error, "n": n}
         )
-        frame["expected"] = ndtr(center / np.sqrt(np.maximum(sd**2 + error**2, 1e-300)))
+        total, scale = np.sqrt(np.maximum(sd**2 + error**2, 1e-300)), np.maximum(sd, 1e-300)
+        freedom = gains.freedom.numpy() * np.minimum(total / scale, 1e9) ** 4  # Satterthwaite, of an exact error
+        frame["expected"] = stdtr(freedom, center / total)
+        row_error = error * np.sqrt(np.maximum(n, 1))
+        known = row_error[self.owner] > 0
+        pool = (gap - center[self.owner])[known] / row_error[self.owner][known]
+        pool = pool / np.sqrt(np.mean(pool**2)) if len(pool) else np.zeros(1)
+        rng = np.random.default_rng(0)
+        draws = [rng.choice(pool, (RESAMPLES, max(k, 1))).mean(1) for k in n]
+        shifted = center[:, None] + row_error[:, None] * np.array(draws)
+        frame["resampled"] = stdtr(gains.freedom.numpy()[:, None], shifted / scale[:, None]).mean(1)
         return frame[(n > 0) & (np.abs(mean) > 1e-12 * np.abs(self.loss["personal"].mean()))]
 
     def deviation_variance(self, k: int) -> np.ndarray:
-        """[m]: of a row's difference around its mean, by held-out rows, in units of each client's divergence."""
-        sums = self.held
-        n, divergence = sums.rows.clamp(min=1), sums.divergence[:, k]
-        typical = sums.deviation[:, k].sum() / divergence.sum().clamp(min=1e-300)
-        prior = 10 * divergence / n
-        shrunken = (sums.deviation[:, k] + prior * typical) / (divergence + prior).clamp(min=1e-300)
-        return (shrunken * divergence / n).numpy()
+        """Return [m]: the variance of a row's difference around its mean, by held-out rows."""
+        unit = estimate_unit_variances(self.held, k).value
+        return (unit * self.held.divergence[:, k] / self.held.rows.clamp(min=1)).numpy()
 
     def covered(self, other: str) -> tuple[bool, float]:
         """Whether the federation's interval, widened by the test rows' own clustered error, contains what they show."""
@@ -234,9 +243,11 @@ def describe_evidence(tables: list[Table], other: str) -> None:
     ):
         if len(part):
             seen = (part["seen"] > 0).to_numpy(float)
-            error = calibration_error(part["expected"].to_numpy(), seen)
-            shares = f"better expected {part['expected'].mean():.3f}, seen {seen.mean():.3f}"
-            print(f"    {name} ({len(part)}): {shares}, calibration error {error:.3f}")
+            words = [f"    {name} ({len(part)}): seen better {seen.mean():.3f}"]
+            for column in ("expected", "resampled"):
+                error = calibration_error(part[column].to_numpy(), seen)
+                words.append(f"{column} {part[column].mean():.3f}, calibration error {error:.3f}")
+            print("; ".join(words))
 
 
 def main() -> None:

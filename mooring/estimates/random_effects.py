@@ -286,3 +286,20 @@ def _spread(
         at.w, scale * at.w_cov, scale * at.t, scale**2 * covariance, noise, at.models, at.covs, data, at.deviance,
         form, method, warnings,
     )  # fmt: skip
+
+
+def fit_variance_prior(variance: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:
+    """Degrees of freedom and scale of the prior from the mean and variance of log s^2 (method of moments)."""
+    half = freedom / 2
+    e = variance.clamp(min=torch.finfo(variance.dtype).tiny).log() - torch.digamma(half) + half.log()
+    extra = (e.var() - torch.polygamma(1, half).mean()).clamp(min=1e-6)
+    strength = 2 * _inverse_trigamma(extra)
+    return strength, (e.mean() + torch.digamma(strength / 2) - (strength / 2).log()).exp()
+
+
+def _inverse_trigamma(value: Tensor) -> Tensor:
+    """x with trigamma(x) = value, by Newton's method on 1/trigamma, which is convex and nearly linear."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        x = x + torch.polygamma(1, x) * (1 - torch.polygamma(1, x) / value) / torch.polygamma(2, x)
+    return x

@@ -126,7 +126,9 @@ def random_improvements(m=300, seed=0):
     mean = rng.normal(size=(m, 2))
     root = rng.normal(size=(m, 2, 2))
     covariance = root @ root.transpose(0, 2, 1)
-    return Improvements(*(torch.from_numpy(part) for part in (mean, covariance)), torch.ones(2), torch.zeros(2))
+    freedom = rng.uniform(3, 30, len(mean))
+    parts = (torch.from_numpy(part) for part in (mean, covariance, freedom))
+    return Improvements(*parts, torch.ones(2), torch.zeros(2))
 
 
 def test_comparisons_are_transitive():
@@ -138,8 +140,9 @@ def test_comparisons_are_transitive():
     both = (over_local.probability > 0.5) & (between.probability < 0.5)  # personal < local < global
     assert int(both.sum()) > 20 and bool((over_global.probability[both] > 0.5).all())
     # And from one joint distribution: simulated triples have these probabilities.
-    draws = torch.distributions.MultivariateNormal(found.mean[:20], found.covariance[:20]).sample((40_000,))
-    local, global_ = draws.unbind(-1)
+    draws = torch.distributions.MultivariateNormal(torch.zeros(20, 2).double(), found.covariance[:20]).sample((40_000,))
+    scale = torch.distributions.Chi2(found.freedom[:20]).sample((40_000,)) / found.freedom[:20]  # Student's
+    local, global_ = (found.mean[:20] + draws / scale.sqrt()[..., None]).unbind(-1)
     for model, other, better in (
         (PERSONAL, LOCAL, local > 0),
         (PERSONAL, GLOBAL, global_ > 0),
@@ -162,3 +165,24 @@ def test_an_interval_leaves_out_0_just_where_the_probability_is_high(other):
         high < 0, side.probability < 1 - HIGH_PROBABILITY
     )
     assert 50 < int((low > 0).sum()) < 1_900 and bool((low < side.mean).all())
+
+
+def test_variances_that_differ_by_orders_of_magnitude_are_shrunk_on_the_log_scale():
+    """Few clients with very noisy rows leave the improvements over the global model of the others as certain as own
+    rows show them."""
+    m, n, divergence = 100, 20, np.full((100, 2), 0.1)
+    loss = np.tile([1.1, 1.1, 1.0], (m, 1))
+    noise = np.where(np.arange(m) < 5, 1e4, 1.0) * np.exp(np.random.default_rng(0).normal(0, 1, m))
+    deviation = np.stack([0.4 * noise, 0.4 * noise, 0.2 * noise], 1)
+    sums = make_sums(np.full(m, n), loss, divergence, deviation, apart=np.full(m, 0.2))
+    variance = estimate_improvements(sums, sums).covariance.diagonal(dim1=1, dim2=2).numpy()
+    quiet = np.arange(m) >= 5
+    assert np.median(variance[quiet, 1]) < 0.01 * np.median(variance[quiet, 0])
+    assert (variance[~quiet, 1] > 100 * np.median(variance[quiet, 1])).all()
+
+
+def test_few_clients_and_few_rows_make_the_tails_heavier():
+    def freedom(m, n):
+        return float(estimate_improvements(*[normal_means(m, n, 0.5)[3]] * 2).freedom.median())
+
+    assert freedom(4, 4) < freedom(40, 4) and freedom(40, 4) < freedom(40, 400)

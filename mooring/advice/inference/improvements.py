@@ -8,16 +8,22 @@ true difference is b D plus what p misses,
 
     b    slope of d on D over the clients (sum of d over sum of D, clustered errors), shrunk to 1
     u    variance of a row's deviation from D per unit of D: 4 sigma^2 for squared loss; a client's own, shrunk to all
-         clients'
+         clients'. Deviations from the global model are the client's noise, whose variances may differ by orders of
+         magnitude: they are shrunk on the log scale (Smyth 2004). Those from the local model are mostly those of a
+         few rows at which it extrapolates: own rows show little of their variance
     s    how far the client's rows moved its model from the global one: the square root of D(global, personal) over
          D(global, local), 0 to 1. With normal truths and squared loss s u D / n is the posterior variance, exactly so
          for one coefficient
     c^2  what varies in proportion to D beyond chance (u D / n) and that: models that are wrong. Only this part
          of the held-out residual d - b D is information beyond the personal model, which has seen the rows itself
 
-The two differences (local and global) have the correlation of their rows' deviations, so that all three comparisons
-follow from one bivariate normal distribution: they are transitive, and an interval and a probability never disagree.
-Nothing here depends on the kind of task.
+Both parts of the variance are estimates, with the degrees of freedom of the client's rows and of the clients: the
+distribution is Student's, with degrees of freedom by Satterthwaite's rule. The two differences (local and global) have
+the correlation of their rows' deviations and the smaller degrees of freedom, so that all three comparisons follow from
+one bivariate distribution: they are transitive, and an interval and a probability never disagree. Nothing here depends
+on the kind of task.
+
+Source   Smyth. Linear models and empirical Bayes methods for assessing differential expression. 2004.
 """
 
 from __future__ import annotations
@@ -25,16 +31,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from scipy.special import ndtri
+from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
 from mooring.advice.evaluation.loss_sums import GLOBAL, LOCAL, PERSONAL, LossSums
+from mooring.estimates.random_effects import fit_variance_prior
 
 SLOPE_PRIOR_SD = 0.5  # prior standard deviation of b around 1
 SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' variance that a client's own is shrunk by
+DEVIATION_KURTOSIS = 9.0  # of rows' deviations: the median over tables with withheld rows; 3 for normal ones
+MIN_CLIENTS_FOR_PRIOR = 3  # whose variances show how much these differ
 SHARE_FLOOR = 4.0  # the square of s is at least this over the number of clients: how well s itself is known
 VARIANCE_INFLATION = 1.25  # of the posterior variance: noise and variation between clients are estimated, too
 MAX_SQUARED_RESIDUAL = 9.0  # in units of its variance, that counts towards c^2
+MAX_FREEDOM = 1e6  # degrees of freedom from which on Student's distribution is the normal one
 MAX_EXCESS = 1.0  # c^2 at most
 TINY = torch.finfo(torch.float64).tiny
 
@@ -52,6 +62,7 @@ class Improvements(NamedTuple):
 
     mean: Tensor  # [m, 2]
     covariance: Tensor  # [m, 2, 2]
+    freedom: Tensor  # [m], degrees of freedom of Student's distribution
     slope: Tensor  # [2], b
     excess: Tensor  # [2], c^2
 
@@ -69,16 +80,55 @@ def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
         for part, other in ((held.divergence, own.divergence), (held.apart, own.apart))
     )
     share = share_of_own_rows(divergence[:, 1], apart)
-    columns = [
-        _one_side(held.rows, held.difference[:, k], held.deviation[:, k], divergence[:, k] / count, share, size)
-        for k in range(2)
-    ]
-    mean, variance, slope, excess = (torch.stack(parts, -1) for parts in zip(*columns))
+    columns = []
+    for k in range(2):
+        mean_divergence = divergence[:, k] / count
+        unit = estimate_unit_variances(held, k)
+        columns.append(_one_side(held.rows, held.difference[:, k], mean_divergence, unit, share, size))
+    mean, variance, freedom, slope, excess = (torch.stack(parts, -1) for parts in zip(*columns))
     shrunk = held.deviation + SHRINKAGE_ROWS * held.deviation.sum(0) / held.rows.sum().clamp(min=1)
     correlation = shrunk[:, 2] / (shrunk[:, 0] * shrunk[:, 1]).clamp(min=TINY).sqrt()
     covariance = torch.diag_embed(variance)
     covariance[:, 0, 1] = covariance[:, 1, 0] = correlation.clamp(-1, 1) * variance.prod(1).sqrt()
-    return Improvements(mean, covariance, slope, excess)
+    return Improvements(mean, covariance, freedom.amin(1), slope, excess)
+
+
+class UnitVariances(NamedTuple):
+    """Variances of rows' deviations per unit of divergence, with their degrees of freedom: [m] each."""
+
+    value: Tensor
+    freedom: Tensor
+
+
+def _own_freedom(rows: Tensor) -> Tensor:
+    """[m]: degrees of freedom of a variance of that many rows, which are worth fewer normal ones."""
+    return rows * 2 / (DEVIATION_KURTOSIS - 1)
+
+
+def _shrink_to_mean(rows: Tensor, deviation: Tensor, divergence: Tensor) -> UnitVariances:
+    """A client's variance of SHRINKAGE_ROWS rows of all clients' and its own; arguments are sums over `rows` rows."""
+    typical = deviation.sum() / divergence.sum().clamp(min=TINY)
+    prior = SHRINKAGE_ROWS * divergence / rows.clamp(min=1)
+    value = torch.where(divergence > 0, (deviation + prior * typical) / (divergence + prior).clamp(min=TINY), typical)
+    return UnitVariances(value, SHRINKAGE_ROWS + _own_freedom(rows))
+
+
+def _shrink_on_log_scale(rows: Tensor, deviation: Tensor, divergence: Tensor) -> UnitVariances:
+    """A client's variance shrunk to a scaled inverse chi-square prior, whose scale is at most all clients' mean."""
+    known = (rows > 1) & (deviation > 0) & (divergence > 0)
+    if int(known.sum()) < MIN_CLIENTS_FOR_PRIOR:
+        return _shrink_to_mean(rows, deviation, divergence)
+    own = torch.where(divergence > 0, deviation / divergence.clamp(min=TINY), 0.0)
+    freedom = torch.where(divergence > 0, _own_freedom(rows), 0.0)
+    strength, typical = fit_variance_prior(own[known], freedom[known])
+    typical = torch.minimum(typical, deviation.sum() / divergence.sum())
+    return UnitVariances((strength * typical + freedom * own) / (strength + freedom), strength + freedom)
+
+
+def estimate_unit_variances(held: LossSums, k: int) -> UnitVariances:
+    """Of deviations from the local (k = 0) or from the global model (k = 1)."""
+    shrink = (_shrink_to_mean, _shrink_on_log_scale)[k]
+    return shrink(held.rows, held.deviation[:, k], held.divergence[:, k])
 
 
 def share_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
@@ -88,20 +138,16 @@ def share_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
 
 
 def _one_side(
-    rows: Tensor, difference: Tensor, deviation: Tensor, divergence: Tensor, share: Tensor, size: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance [m] of one difference, the slope and the excess.
+    rows: Tensor, difference: Tensor, divergence: Tensor, unit: UnitVariances, share: Tensor, size: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Mean, variance and degrees of freedom [m] of one difference, the slope and the excess.
 
-    `difference` and `deviation` are sums over `rows` held-out rows, `divergence` is D, `size` are all of a client's
-    rows.
+    `difference` is a sum over `rows` held-out rows, `divergence` is D, `size` are all of a client's rows.
     """
-    seen, n, summed = rows > 0, rows.clamp(min=1), rows * divergence
-    slope, slope_error = _slope(difference[seen], summed[seen])
-    typical = deviation.sum() / summed.sum().clamp(min=TINY)
-    prior = SHRINKAGE_ROWS * divergence
-    unit = torch.where(divergence > 0, (deviation + prior * typical) / (summed + prior).clamp(min=TINY), typical)
-    posterior = VARIANCE_INFLATION * share * unit * divergence / size
-    base = (unit * divergence / n + posterior).clamp(min=TINY)  # variance of the mean over held-out rows
+    seen, n = rows > 0, rows.clamp(min=1)
+    slope, slope_error = _slope(difference[seen], (rows * divergence)[seen])
+    posterior = VARIANCE_INFLATION * share * unit.value * divergence / size
+    base = (unit.value * divergence / n + posterior).clamp(min=TINY)  # variance of the mean over held-out rows
     residual = torch.where(seen, difference / n - slope * divergence, 0.0)
     signal = torch.where(seen, divergence**2 / base, 0.0)
     beyond = torch.where(seen & (divergence > 0), (residual**2 / base).clamp(max=MAX_SQUARED_RESIDUAL) - 1, 0.0)
@@ -110,8 +156,11 @@ def _one_side(
     excess = (((signal * beyond).sum() - (2 * weight).sqrt()) / weight).clamp(0, MAX_EXCESS)
     wrong = excess * divergence**2
     weight_of_residual = torch.where(seen, wrong / (wrong + base), 0.0)
-    variance = posterior + (1 - weight_of_residual) * wrong + (slope_error * divergence) ** 2
-    return slope * divergence + weight_of_residual * residual, variance, slope, excess
+    between = (1 - weight_of_residual) * wrong + (slope_error * divergence) ** 2
+    variance, clients = posterior + between, max(int(seen.sum()) - 1, 1)
+    freedom = variance**2 / (posterior**2 / unit.freedom + between**2 / clients).clamp(min=TINY)
+    freedom = torch.where(variance > 0, freedom, MAX_FREEDOM).clamp(max=MAX_FREEDOM)
+    return slope * divergence + weight_of_residual * residual, variance, freedom, slope, excess
 
 
 def _slope(difference: Tensor, divergence: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,10 +180,11 @@ class Comparison(NamedTuple):
 
     mean: Tensor  # loss of the other model less that of this one
     sd: Tensor
+    freedom: Tensor  # degrees of freedom of Student's distribution, of which `sd` is the scale
     probability: Tensor  # that this model's loss is lower; one half where both are the same model
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        reach = float(ndtri((1 + level) / 2)) * self.sd
+        reach = torch.from_numpy(stdtrit(self.freedom.numpy(), (1 + level) / 2)) * self.sd
         return self.mean - reach, self.mean + reach
 
 
@@ -142,10 +192,11 @@ def compare_models(improvements: Improvements, model: str, other: str) -> Compar
     """Every client's loss with `other` less its loss with `model`."""
     if model == other:
         nothing = torch.zeros(len(improvements.mean), dtype=torch.float64)
-        return Comparison(nothing, nothing, nothing + 0.5)
+        return Comparison(nothing, nothing, improvements.freedom, nothing + 0.5)
     contrast = torch.tensor(_CONTRASTS[model, other], dtype=torch.float64)
     mean = improvements.mean @ contrast
     sd = torch.einsum("i,mij,j->m", contrast, improvements.covariance, contrast).clamp(min=0).sqrt()
     same = (mean == 0) & (sd == 0)
-    z = mean / sd.clamp(min=TINY)
-    return Comparison(mean, sd, torch.where(same, 0.5, torch.special.ndtr(z)))
+    freedom = improvements.freedom
+    probability = torch.from_numpy(stdtr(freedom.numpy(), (mean / sd.clamp(min=TINY)).numpy()))
+    return Comparison(mean, sd, freedom, torch.where(same, 0.5, probability))

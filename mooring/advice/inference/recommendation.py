@@ -161,10 +161,10 @@ def compare_recommended(
         mixed = Comparison(*columns)
         alike = pick[other] | ((mixed.mean.abs() <= least) & (mixed.sd <= least))
         half = torch.full_like(mixed.mean, 0.5)
-        over[other] = Comparison(
-            torch.where(alike, 0.0, mixed.mean),
-            torch.where(alike, 0.0, mixed.sd),
-            torch.where(alike, half, mixed.probability),
+        over[other] = mixed._replace(
+            mean=torch.where(alike, 0.0, mixed.mean),
+            sd=torch.where(alike, 0.0, mixed.sd),
+            probability=torch.where(alike, half, mixed.probability),
         )
         same[other] = alike.numpy()
     return over, same
