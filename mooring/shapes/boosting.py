@@ -39,7 +39,6 @@ OBJECTIVES = {
 }
 TREES_PER_CHECK = 5  # trees between two evaluations of the held-out loss
 PSEUDO_COUNT = 0.5  # added to the rows of each class, and to the sum of the counts, in the constant score
-POISSON_STEP = 0.7  # XGBoost's max_delta_step: bounds a leaf before `rate`, and h = exp(score + 0.7)
 
 
 @dataclass(frozen=True)
@@ -192,20 +191,19 @@ def measure_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting) -> np.nd
     return np.maximum(level * (y - s), (level - 1) * (y - s))
 
 
-def find_derivatives(y: np.ndarray, score: np.ndarray, settings: Boosting) -> tuple[np.ndarray, np.ndarray]:
-    """First and second derivatives of the losses of y [N] at scores [M, K, N]: twice [M, K, N]."""
+def differentiate_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting) -> np.ndarray:
+    """The derivative of the loss of each row by its scores [N, K] on the link scale: [N, K]."""
+    y = y[:, None]
     if settings.loss == "squared":
-        return score - y, np.ones_like(score)
+        return scores - y
     if settings.loss == "logistic":
-        p = 1 / (1 + np.exp(-score))
-        return p - y, np.maximum(p * (1 - p), 1e-16)
+        return 1 / (1 + np.exp(-scores)) - y
     if settings.loss == "poisson":
-        return np.exp(score) - y, np.exp(score + POISSON_STEP)
+        return np.exp(scores) - y
     if settings.loss == "softmax":
-        p = np.exp(score - np.logaddexp.reduce(score, axis=1, keepdims=True))
-        return p - (y == np.arange(settings.classes)[:, None]), np.maximum(2 * p * (1 - p), 1e-16)
+        return np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)) - (y == np.arange(settings.classes))
     level = settings.level if settings.loss == "quantile" else 0.5
-    return np.where(score > y, 1 - level, -level), np.ones_like(score)
+    return np.where(scores > y, 1 - level, -level)
 
 
 def average_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting, weight: np.ndarray | None = None) -> float:

@@ -12,6 +12,8 @@ higher. The offset is the out-of-fold score of these models on the linear column
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +21,19 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.shapes.boosting import Boosting, constant_score, find_derivatives, has_boosting, out_of_fold_scores
+from mooring.shapes.boosting import Boosting, constant_score, differentiate_loss, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import ShapedColumns, choose_splines
 from mooring.shapes.quantiles import count_values
-from mooring.shapes.screening import list_pairs, multiply_columns, screen_products, screen_splines, sum_candidates
+from mooring.shapes.screening import (
+    CandidateSums,
+    list_pairs,
+    multiply_columns,
+    screen_products,
+    screen_splines,
+    sum_candidates,
+)
 
+MAX_ROWS_PER_BLOCK = 20_000  # whose products of columns are in memory at once
 Splines = tuple[tuple[int, tuple[float, ...]], ...]
 
 
@@ -62,7 +72,7 @@ def fit_columns(
         start = np.asarray(offset, dtype=np.float64).reshape(len(target), settings.classes)
     if not np.isfinite(start).all():
         raise RequestError("extra columns: the offset must be finite.")
-    residual = torch.from_numpy(-find_derivatives(target, start.T[None], settings)[0][0])  # [K, N]
+    residual = torch.from_numpy(-differentiate_loss(target, start, settings)).T  # [K, N]
     counts = count_values(rows.numpy())
     bends = _screen_splines(rows, residual, choose_splines(counts, numeric)) if splines else ()
     pairs: tuple[tuple[int, int], ...] = ()
@@ -70,8 +80,7 @@ def fit_columns(
         distinct = (counts > 2).sum(1)
         candidates = list_pairs([i for i in (range(x.shape[1]) if numeric is None else numeric) if distinct[i] > 1])
         shape = ShapedColumns(x.shape[1], bends)
-        extra = multiply_columns(rows, candidates)
-        found = [screen_products(sum_candidates(shape(rows), extra, part), candidates) for part in residual]
+        found = [screen_products(_sum_products(shape, rows, candidates, part), candidates) for part in residual]
         pairs = tuple(dict.fromkeys(pair for part in found for pair in part))
     booster, scores = None, None
     if has_boosting() if boosted is None else boosted:
@@ -80,6 +89,13 @@ def fit_columns(
             booster, scores = held_out.booster, torch.from_numpy(held_out.scores)
     columns = ShapedColumns(x.shape[1], bends, pairs, booster)
     return FittedColumns(columns.standardize(columns.sum_extra(rows, scores)), scores)
+
+
+def _sum_products(shape: ShapedColumns, x: Tensor, pairs: Sequence[tuple[int, int]], residual: Tensor) -> CandidateSums:
+    """The sums of products of columns, block by block: all products of all rows would take too much memory."""
+    blocks = zip(x.split(MAX_ROWS_PER_BLOCK), residual.split(MAX_ROWS_PER_BLOCK))
+    parts = [sum_candidates(shape(some), multiply_columns(some, pairs), part) for some, part in blocks]
+    return reduce(add, parts)
 
 
 def _screen_splines(x: Tensor, residual: Tensor, splines: Splines) -> Splines:

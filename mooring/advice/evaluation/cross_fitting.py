@@ -91,6 +91,7 @@ def cross_fit(
     shaper: Shaper | None = None,
     access: RowAccess | None = None,
     varying: Tensor | None = None,
+    linear_priors: Sequence[Prior] = (),
 ) -> tuple[Choice, Evidence]:
     """Choose by folds of all rows, evaluate the chosen models on them, and refit to all rows.
 
@@ -98,7 +99,8 @@ def cross_fit(
     parameters) and `folds` is not given, one fold of five is held out; where they are rather slow, the candidates are
     compared in some folds only. Rows of one of the `groups` [N] are in one fold; with `times` [N] each fold is
     predicted from earlier rows only. With a `shaper` models may use extra columns. Coefficients that are not `varying`
-    [d] are the same in all personal models.
+    [d] are the same in all personal models. `linear_priors` are those of all rows and linear columns, if they are
+    known.
     """
     tell("estimating how clients vary", 0, 1)
     access = access or RowAccess()
@@ -106,7 +108,7 @@ def cross_fit(
     all_rows, choosers, data, shape = split_rows(task, usable, keys, weights, seed, folds, shaper, access)
     data = data._replace(varying=varying)
     task, sets = data.task, data.sets
-    raw = estimate_all_priors(task, all_rows, sets)
+    raw = estimate_all_priors(task, all_rows, sets, known=linear_priors)
     priors = combine_priors(task, all_rows, raw, sets, varying)
     near = NearbyPriors(select_priors(priors, choosers), raw)
     settings, proposed = list_candidates(task, data.rows, near.combined, data.weights, int(all_rows.size.sum()), sets)

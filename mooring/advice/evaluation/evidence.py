@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import average_kinds, estimate_global_ridge, estimate_priors
+from mooring.advice.candidates.client_prior import Prior, average_kinds, estimate_global_ridge, estimate_priors
 from mooring.advice.candidates.column_sets import (
     BOOSTED,
     LINEAR,
@@ -65,7 +65,8 @@ def gather_evidence(
 
     done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
     usable = access.usable(clients)
-    split = usable.groups, usable.times, choose_shaper(job, usable, access), access, varying_coefficients(job)
+    shaper, priors = choose_shaper(job, usable, access)
+    split = usable.groups, usable.times, shaper, access, varying_coefficients(job), priors
     weights, seed = clients.weighting(training.weights), training.seed
     choice, evidence = cross_fit(task, usable.rows, clients.keys, weights, seed, folds, done, save, tell, *split)
     return apply_shape(job, choice, evidence)
@@ -84,27 +85,29 @@ def varying_coefficients(job: Job) -> Tensor | None:
     return torch.cat([varying, torch.full((job.task.dim - len(varying),), INTERCEPT in names)])
 
 
-def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> Shaper | None:
-    """How extra columns are made, if the run asks for any that serve its task."""
+def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> tuple[Shaper | None, list[Prior]]:
+    """How extra columns are made, if the run asks for any that serve its task, and the priors of linear columns."""
     wanted, clients = advice_options(job).shape, job.clients
     if clients.schema is not None and clients.schema.formula is not None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} does not apply: the formula names the columns.")
-        return None
+        return None, []
     if wanted == LINEAR or not can_shape(job.task) or not access.reads_rows or clients.schema is None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
-        return None
+        return None, []
     rows, seed = usable.rows.compact(), job.run.training.seed
     total = int(rows.size.sum())
     if wanted == "auto" and (total < MIN_ROWS_FOR_AUTO or not is_dense(job.task)):
-        return None
+        return None, []
     if wanted == BOOSTED and not has_boosting():
         raise RequestError(MISSING_XGBOOST)
-    priors = average_kinds(estimate_priors(job.task, rows))
+    kinds = estimate_priors(job.task, rows)
+    priors = average_kinds(kinds)
     ridge = estimate_global_ridge(job.task, priors[0], total) if priors else 0.0
     offset = make_offset(job.task, priors[0], ridge) if priors else None
-    return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, seed, usable.groups)
+    numeric = numeric_columns(clients)
+    return make_shaper(job.task, rows, clients.keys, wanted, numeric, offset, seed, usable.groups), kinds
 
 
 def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choice, Evidence]:

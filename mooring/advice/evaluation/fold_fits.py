@@ -141,12 +141,18 @@ def estimate_all_priors(
     sets: ColumnSets | None,
     near: Sequence[Prior] = (),
     used: Collection[str] | None = None,
+    known: Sequence[Prior] = (),
 ) -> list[Prior]:
-    """The priors of every kind, for each (or each `used`) set of columns; approximations start from `near`."""
+    """The priors of every kind, for each (or each `used`) set of columns; approximations start from `near`.
+
+    `known` are those of linear columns, which need not be estimated again.
+    """
     if sets is None:
-        return estimate_priors(task, rows, near)
+        return list(known) or estimate_priors(task, rows, near)
 
     def estimate(name: str) -> list[Prior]:
+        if name == LINEAR and known:
+            return list(known)
         start = [prior for prior in near if prior.columns == name]
         priors = estimate_priors(sets.task_on(name), sets.rows_on(rows, name), start)
         return [prior._replace(columns=name) for prior in priors]
