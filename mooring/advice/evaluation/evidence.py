@@ -42,6 +42,10 @@ from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
 from mooring.tasks.proximal import is_dense
 
+LINEAR_FEDERATION = (
+    "Rows stay with their clients, so models use linear columns; splines, products and boosted scores were left out."
+)
+
 
 def advice_options(job: Job) -> AdviceSection:
     return job.run.advice or AdviceSection()
@@ -92,7 +96,12 @@ def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> tuple[Shap
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} does not apply: the formula names the columns.")
         return None, []
-    if wanted == LINEAR or not can_shape(job.task) or not access.reads_rows or clients.schema is None:
+    if not access.reads_rows and wanted != LINEAR:
+        if wanted != "auto":
+            raise RequestError(f"--shape {wanted} needs all rows in one place; a federation uses linear columns.")
+        clients.notes.append(LINEAR_FEDERATION)
+        return None, []
+    if wanted == LINEAR or not can_shape(job.task) or clients.schema is None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
         return None, []
