@@ -190,7 +190,7 @@ def check_algorithm_class(thing: Any, name: str) -> type[AnyAlgorithm]:
     return thing
 
 
-def reference_of(algorithm: Algorithm) -> str:
+def reference_of(algorithm: AnyAlgorithm) -> str:
     """What a run file calls an algorithm, so that `find` finds it again."""
     cls = type(algorithm)
     if cls.__module__.rpartition(".")[0] == PACKAGE:
@@ -203,7 +203,7 @@ def reference_of(algorithm: Algorithm) -> str:
 
 def build(
     name: str, fields: JsonObject, copies: Path | None = None, own: Mapping[str, type[AnyAlgorithm]] | None = None
-) -> Algorithm:
+) -> AnyAlgorithm:
     """An algorithm with some of its fields set, by name; a field that it has not, or of a wrong type, is refused.
 
     Classes that are at hand already are in `own`, by name.

@@ -29,7 +29,6 @@ from mooring.advice.candidates.lambda_path import (
     MAX_CLIENTS_PER_BLOCK,
     cached_moments,
     eigen_moments,
-    is_dense,
     is_wide,
     minimize_global_loss,
     ridge_mask,
@@ -40,6 +39,7 @@ from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import HasSummary, Rows
 from mooring.core.task import HasColumns, HasProx, Task, require
 from mooring.tasks.linear import Linear
+from mooring.tasks.proximal import is_dense
 
 GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
 INTERCEPT = "intercept"  # pulled as `size`, but only the intercept may differ

@@ -26,7 +26,7 @@ from mooring.advice.candidates.weighted_squares import sum_weighted_squares
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
-from mooring.core.task import HasHessian, layer_mask, require
+from mooring.core.task import HasHessian, Task, layer_mask, require
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
@@ -104,7 +104,9 @@ def client_curvature(task: Any, batch: Batch) -> Tensor:
     return task.constants(batch, w).trace / task.dim
 
 
-def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
+def _linear(
+    task: Task, rows: ClientRows, p: Tensor, scales: list[float], tight: Tensor, slack: Tensor | None, ridge: Tensor
+) -> Iterator[PathPoint]:
     """v_i = w + S U (e + scale tight_i)^-1 U'S (m_i - H_i w),  S = slack^1/2,  S H_i S = U diag(e) U'.
 
     w makes sum_i p_i (H_i v_i - m_i) + ridge w = 0: a d x d system per scale.
@@ -134,7 +136,9 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
         yield PathPoint(scale, w.to(task.dtype), v.to(task.dtype))
 
 
-def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
+def _linear_in_blocks(
+    task: Task, rows: ClientRows, p: Tensor, scales: list[float], tight: Tensor, slack: Tensor | None, ridge: Tensor
+) -> Iterator[PathPoint]:
     """The same for very many clients: over blocks of them, once for every w and once per scale for v; none is stored.
 
     Few scales are needed of so many, and S H_i S + scale tight_i = L L' takes a third of an eigendecomposition's time.
@@ -306,7 +310,9 @@ def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, 
     return w
 
 
-def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
+def _newton(
+    task: Task, rows: ClientRows, p: Tensor, scales: list[float], tight: Tensor, slack: Tensor | None, ridge: Tensor
+) -> Iterator[PathPoint]:
     """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement.
 
     The clients' losses, gradients and Hessians at v are needed once for every point that is tried.
@@ -343,12 +349,14 @@ def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
             yield PathPoint(scale, w, w + s * z)
 
 
-def _objective(here: LossDerivatives, p, pull, ridge, w, z) -> float:
+def _objective(here: LossDerivatives, p: Tensor, pull: Tensor, ridge: Tensor, w: Tensor, z: Tensor) -> float:
     finite = torch.where(torch.isinf(pull), 0.0, pull)
     return 0.5 * float(ridge @ w**2) + float(p @ (here.loss + 0.5 * finite * (z**2).sum(1)))
 
 
-def _newton_step(here: LossDerivatives, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor, float]:
+def _newton_step(
+    here: LossDerivatives, p: Tensor, s: Tensor, pull: Tensor, ridge: Tensor, w: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor, float]:
     """The steps of w and z, and the size of the gradient in w and, per client, in z."""
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype)

@@ -33,12 +33,13 @@ from mooring.advice.candidates.families import (
     Setting,
     has_free_intercept,
 )
-from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature, is_dense
+from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
+from mooring.tasks.proximal import is_dense
 
 PRIOR_FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the lambda that the prior proposes
 NEARBY_FACTORS, SINGLE_FACTOR = (2.0, 1.0, 0.5), (1.0,)

@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
+
 from mooring.data.benchmark_datasets import DATA_DIR_VARIABLE
 from mooring.engines.sweep import run_together
 from mooring.experiments.base import code_digest
@@ -30,7 +32,7 @@ def default_trial_folder() -> Path:
     """Return the folder of the cache: MOORING_CACHE, or `mooring/trials` in the user's cache folder."""
     if folder := os.environ.get(CACHE_DIR_VARIABLE):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring" / "trials"
+    return user_cache_path("mooring") / "trials"
 
 
 def trial_key(
