@@ -130,9 +130,9 @@ def loss_bound(losses: Tensor, bounded: bool) -> Estimate:
     """ell_max: the largest loss seen. A loss without a bound has none to estimate; the value then serves as a clip."""
     value = float(losses.max())
     if bounded:
-        return Estimate(value, value, inf, "largest loss of a record", ("Unseen records may lose more.",))
+        return Estimate(value, value, inf, "largest loss of a row", ("Unseen rows may have a larger loss.",))
     warning = "The loss has no bound; the theorem's ell_max is replaced by the largest loss seen."
-    return Estimate(value, value, inf, "largest loss of a record", (warning,))
+    return Estimate(value, value, inf, "largest loss of a row", (warning,))
 
 
 def assumption_warnings(

@@ -102,6 +102,7 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
         past_results = [row for row in past if row["experiment"].split("-")[0] == registrations["paper"]]
         text = _paper_page(registrations, claims, past_results, folder, pages, page)
         write_atomically(pages / f"{registrations['paper']}.md", text.encode())
+    write_atomically(pages / "not-run.md", _claims_not_run(decided).encode())
     write_atomically(page, _overview(ordered, decided, page).encode())
 
 
@@ -120,7 +121,7 @@ def _decided(registrations: Mapping[str, Any], answers: Mapping[str, tuple[Any, 
 
 
 def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
-    """Return the overview: counts by paper, data and verdict, a conclusion per paper, and the claims not run."""
+    """Return the overview: counts by paper, data and verdict, and a conclusion per paper."""
     everything = [claim for claims in decided for claim in claims]
     on_papers_data = [claim for claim in everything if claim["label"] != STAND_IN]
     answered = [claim for claim in on_papers_data if claim["word"] in DECIDED]
@@ -143,29 +144,24 @@ def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
         if (part := [claim for claim in claims if claim["label"] == label])
     ]
     believe = [f"- **{entry['paper']}**: {entry['believe']}" for entry in papers if entry["believe"]]
-    waiting = [
-        [
-            f"[{experiment}]({page.stem}/{experiment.split('-')[0]}.md#{experiment})",
-            str(len(claims)),
-            claims[0]["data"],
-            _missing(claims[0]),
-        ]
-        for (experiment, _), group in groupby(
-            [claim for claim in everything if claim["word"] == NOT_RUN],
-            key=lambda claim: (claim["experiment"], claim["data"]),
-        )
-        if (claims := list(group))
-    ]
     parts = [HEAD, head, format_table(["paper", "", *WORDS, "claims"], rows)]
     parts += ["By paper and data:\n", format_table(["paper", "data", *WORDS, "claims"], by_label)]
     if believe:
         parts += ["## Conclusions\n", "\n".join(believe) + "\n"]
-    if waiting:
-        parts += [
-            "## Claims that are not run\n",
-            format_table(["experiment", "claims", "data", "what a run takes"], waiting),
-        ]
+    parts.append(f"What the other claims would take: [Claims that are not run]({page.stem}/not-run.md).\n")
     return "\n".join(parts)
+
+
+def _claims_not_run(decided: Sequence[Records]) -> str:
+    """Return the page of claims without a result: their data, and what a run takes."""
+    waiting = [claim for claims in decided for claim in claims if claim["word"] == NOT_RUN]
+    rows = [
+        [f"[{key}]({key.split('-')[0]}.md#{key})", str(len(claims)), claims[0]["data"], _missing(claims[0])]
+        for (key, _), group in groupby(waiting, key=lambda claim: (claim["experiment"], claim["data"]))
+        if (claims := list(group))
+    ]
+    table = format_table(["experiment", "claims", "data", "what a run takes"], rows) if rows else "None.\n"
+    return f"# Claims that are not run\n\n{table}"
 
 
 def _counts(claims: Records) -> list[str]:

@@ -355,7 +355,7 @@ class AdviceSection(Section):
 
 
 class FederationSection(Section):
-    """Options of a deployment; see docs/deploying.md."""
+    """Options of a deployment; see docs/federation-options.md."""
 
     clients: int | list[str] | None = plain_field(
         "how many clients take part (2 or more), or a list of their names", None

@@ -152,7 +152,7 @@ def test_no_value_of_a_row_is_in_any_reply(federation):
             total = home.task.grad(torch.zeros(1, home.task.dim, dtype=torch.float64), rows.padded())[0].numpy()
         assert found(total) == sorted(total)
     letters = len(grid.log) / len(homes)
-    assert letters < (50 if homes[0].task.name == "linear" else 500)  # see docs/deploying.md
+    assert letters < (50 if homes[0].task.name == "linear" else 500)  # see docs/remote-advice.md
 
 
 def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):

@@ -49,6 +49,7 @@ def summary(**more):
         "personal": 0.98,
         "recommended": 1.0,
         "level": 0.95,
+        "margin": 0.01,
         "held_out_rows": 12_345,
         "improvement_over_local": line(20.0, 12.34, 27.66),
         "improvement_over_global": line(9.09, -2.8, 20.98),
@@ -93,16 +94,20 @@ def survey(side, r=0.5, border=2.0):
 
 def test_theory_has_a_way_out_where_held_out_data_differ():
     assert sentences.describe_theory(summary(), survey("global")) == (
-        "The theorem of the alternative favors the global model (R = 0.5 < 2), and so do held-out data."
+        "The theorem of the alternative favors the global model (R = 0.5 < 2), and so do held-out data "
+        "(1.25 local, 1.1 global)."
     )
     assert sentences.describe_theory(summary(), survey("local", 5.0)) == (
-        "The theorem of the alternative favors local models (R = 5 > 2), held-out data favor the global model. Go with "
-        "the data: the theorem is a worst-case bound."
+        "The theorem of the alternative favors local models (R = 5 > 2), held-out data favor the global model "
+        "(1.25 local, 1.1 global). Go with the data: the theorem is a worst-case bound."
     )
     assert sentences.describe_theory(summary(), survey("neither", 2.5)) == (
         "The theorem of the alternative favors neither a global model nor local ones (R = 2.5, between 1.2 and 5, "
-        "threshold 2); held-out data favor the global model."
+        "threshold 2); held-out data favor the global model (1.25 local, 1.1 global)."
     )
+    for loss in (1.1, 1.105, 1.095):
+        close = sentences.describe_theory(summary(local=loss), survey("global"))
+        assert "held-out data show hardly any difference" in close and "Go with the data" in close
     assert sentences.describe_theory(summary(), None) == ""
 
 

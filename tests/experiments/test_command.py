@@ -150,7 +150,8 @@ def pages(use, tmp_path):
         page.parent.mkdir(exist_ok=True)
         run("reproduce", "009-fig1", "--out", str(records), *words)
         write_page(records, page, described(entry, **more))
-        return page.read_text(), (page.parent / "page" / "009.md").read_text()
+        waiting = (page.parent / "page" / "not-run.md").read_text()
+        return page.read_text() + waiting, (page.parent / "page" / "009.md").read_text()
 
     return write
 
@@ -327,7 +328,7 @@ def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
         copy / "reproduction.md",
         [registry.describe_registrations(p) for p in catalog.list_papers()],
     )
-    pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in catalog.list_papers())]
+    pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in (*catalog.list_papers(), "not-run"))]
     for page in pages:
         assert (copy / page).read_text() == (docs / page).read_text()
     known = {f"{one}-{preset}.json" for one in catalog.list_experiments() for preset in ("quick", "paper")} | {

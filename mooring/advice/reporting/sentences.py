@@ -195,12 +195,15 @@ def describe_theory(summary: Mapping[str, Any], theory: TheoryReport | None) -> 
     line, r = theory.thresholds["alternative"], theory.heterogeneity["R"]
     high, side = theory.heterogeneity["high"], line["side"]
     seen = LOCAL if summary[LOCAL] < summary[GLOBAL] else GLOBAL
+    losses = f"({format_loss(summary[LOCAL])} local, {format_loss(summary[GLOBAL])} global)"
+    is_close = abs(summary[LOCAL] - summary[GLOBAL]) <= summary["margin"] * summary[seen]
+    data = f"show hardly any difference {losses}" if is_close else f"favor {ALTERNATIVE_PHRASES[seen]} {losses}"
     border = f"{line['R']:.2g}" if line["R"] < 99.5 else f"{line['R']:,.0f}"
     if side not in ALTERNATIVE_PHRASES:
         low = theory.heterogeneity["low"]
         return (
             f"The theorem of the alternative favors neither a global model nor local ones (R = {r:.2g}, between "
-            f"{low:.2g} and {high:.2g}, threshold {border}); held-out data favor {ALTERNATIVE_PHRASES[seen]}."
+            f"{low:.2g} and {high:.2g}, threshold {border}); held-out data {data}."
         )
     # An estimate of 0 means that chance explains what was seen, not that nothing differs.
     far = f"R = {r:.2g}" if r > 0 else f"R at most {high:.2g}"
@@ -208,9 +211,6 @@ def describe_theory(summary: Mapping[str, Any], theory: TheoryReport | None) -> 
         f"The theorem of the alternative favors {ALTERNATIVE_PHRASES[side]} ({far} "
         f"{'<' if side == GLOBAL else '>'} {border})"
     )
-    if side == seen:
-        return f"{stated}, and so do held-out data."
-    return (
-        f"{stated}, held-out data favor {ALTERNATIVE_PHRASES[seen]}. Go with the data: the theorem is a "
-        "worst-case bound."
-    )
+    if side == seen and not is_close:
+        return f"{stated}, and so do held-out data {losses}."
+    return f"{stated}, held-out data {data}. Go with the data: the theorem is a worst-case bound."

@@ -118,7 +118,7 @@ def thresholds(
         },
         "bayes": {
             "R": shrunk,
-            "source": "spread equal to the noise of a median client's fit",
+            "source": "heterogeneity equal to the noise of a median client's fit",
             "side": favored_side(rms, shrunk),
         },
     }

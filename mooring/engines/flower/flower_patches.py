@@ -10,7 +10,7 @@
 
     NodeConnection, ControlClient, sign_request, message_to_bytes ...   nodes, control interface, signatures, bytes
 
-None of the patches has a public switch in Flower 1.41; docs/deploying.md ("Flower's private names") lists what would
+None of the patches has a public switch in Flower 1.41; docs/operating.md ("Flower's private names") lists what would
 make each of them unnecessary. `PRIVATE_NAMES` lists every private name in use: `check_flower` refuses a version of
 Flower that lacks one of them, and accepts any other.
 """
