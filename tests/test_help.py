@@ -21,7 +21,7 @@ from mooring.options import RARE_OPTIONS
 from mooring.runs.runfile import read_run
 from mooring.runs.sections import OPTIONS
 
-SCREEN, WIDTH = 40, 80  # lines and columns
+SCREEN, WIDTH = 41, 80  # lines and columns
 TOP = typer.main.get_command(cli.app)
 
 

@@ -33,7 +33,7 @@ app = PlainTyper(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 120},
-    help="Personalized federated learning: how tightly should each client be moored to the others?",
+    help="Personalized federated learning: which model should each client use?",
 )
 RESUMABLE_RUNS: list[Path | str] = []  # the run directory of the command that is running, or how it goes on
 RunArgument = Annotated[Path, typer.Argument(hidden=True)]

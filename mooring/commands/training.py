@@ -187,6 +187,78 @@ def compare(
     log_to_tracker(display, out, track)
 
 
+@app.command(epilog="Example: mooring benchmark heart parkinsons --methods local,pooled,ditto --seeds 3")
+@add_options(*DATA, *TASK, "rounds", "participation", "weights")
+def benchmark(
+    sources: Annotated[list[str], typer.Argument(hidden=True, metavar="SOURCE...")],
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", metavar="A,B", help="Names, groups (personal, global), or all. [personal,baseline]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Repetitions of each data set. [3]", show_default=False)] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed. [0]", show_default=False)] = 0,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="METHOD.NAME=A,B", help="Settings to choose from on validation rows."),
+    ] = None,
+    tune: Annotated[bool, typer.Option("--tune/--no-tune", help="Choose lambda on validation rows. [yes]")] = True,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder; the same command resumes. [benchmark]", show_default=False)
+    ] = Path("benchmark"),
+    json_: Json = False,
+    trust_code: TrustCode = False,
+    **given: Any,
+) -> None:
+    """Rank methods over several data sets and seeds.
+
+    Each method's settings are chosen on validation rows. SOURCE... are tables, data sets or run files.
+    """
+    from mooring.engines.benchmark import as_json
+    from mooring.engines.benchmark import benchmark as run
+    from mooring.report.figure_style import encode_images
+    from mooring.report.figures import draw_critical_differences
+    from mooring.report.terminal import Display
+    from mooring.runs.atomic_files import write_atomically
+
+    display = Display(json_)
+    RESUMABLE_RUNS[:] = ["comparisons that are done are kept: the same command resumes"]
+    names = split_commas(methods) or ["personal", "baseline"]
+    with display.progress() as on_progress:
+        result = run(
+            sources, names, out, seeds=seeds, seed=seed, tune=tune, grids=_parse_grids(grid), progress=on_progress,
+            trust_code=trust_code, **given,
+        )  # fmt: skip
+    figure = draw_critical_differences(result.ranks, result.tests.critical_difference, result.tests.block)
+    for form, image in encode_images(figure).items():
+        write_atomically(out / f"critical-difference.{form}", image)
+    if json_:
+        print_json(as_json(result))
+        return
+    for row in result.ranks.to_dict("records"):
+        p_value = row["p_value_against_best"]
+        against = "" if p_value != p_value else f", p = {p_value:.3f} against the best"
+        display.say(f"{row['mean_rank']:6.2f}  {row['method']}: {row['wins']} wins, {row['ties']} ties{against}")
+    tests = result.tests
+    display.say(
+        f"Mean ranks over {tests.blocks} {tests.block}; Friedman p = {tests.p_value:.3g}, Nemenyi's critical "
+        f"difference {tests.critical_difference:.2f}; p of Wilcoxon's test, adjusted by Holm."
+    )
+    display.notes(result.notes)
+    display.say(f"Tables: {out}/table.csv, table.tex, results.csv, ranks.csv    Figure: {out}/critical-difference.svg")
+
+
+def _parse_grids(texts: list[str] | None) -> dict[str, dict[str, list[Any]]] | None:
+    """`ditto.lam=0.1,1` as {"ditto": {"lam": [0.1, 1]}}."""
+    grids: dict[str, dict[str, list[Any]]] = {}
+    for text in texts or []:
+        name, equals, values = text.partition("=")
+        method, dot, field = name.rpartition(".")
+        if not equals or not dot:
+            raise RequestError(f"--grid takes METHOD.NAME=A,B, got {text!r}.")
+        grids.setdefault(method, {})[field] = [parse_number(value) for value in values.split(",")]
+    return grids or None
+
+
 def _resume_fit(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
     from mooring.engines.fit import resume_fit
     from mooring.engines.fit_result import as_json

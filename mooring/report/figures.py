@@ -20,6 +20,7 @@ from mooring.runs.atomic_files import frame_from_rows, write_atomically
 from mooring.runs.directory import CURVES_FIGURE, IMPROVEMENTS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDirectory, open_run
 
 MAX_MARKED_ROUNDS = 50  # evaluated rounds up to which a curve marks each one
+LINE_STYLES = ("-", "--", "-.", ":")  # of further methods, once the colors are used up
 MAX_NAMED_CLIENTS = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
 MAX_DEVIATIONS_ON_AXIS = 8.0  # typical deviations from the median beyond which an improvement is an arrow at the edge
 LAMBDA_PLANS = ("lambda", "size", "diagonal", "intercept")  # plans
@@ -80,13 +81,14 @@ def draw_curves(directory: RunDirectory) -> Any:
     metric, table = directory.comparison["metric"], directory.curves
     longest = int(table["round"].max())
     with mpl.rc_context(STYLE):
-        figure = create_figure(6.4, 4.0)
+        figure = create_figure(6.4 if table["method"].nunique() <= len(COLORS) else 8.4, 4.0)
         axes = figure.add_subplot()
         for k, (method, method_rows) in enumerate(table.groupby("method", sort=False)):
             colour, rounds = COLORS[k % len(COLORS)], method_rows.groupby("round")["test_loss"]
             mean, deviation = rounds.mean(), rounds.std().fillna(0.0)
             t = mean.index.to_numpy(float)
             line_style: dict[str, Any] = {"color": colour, "label": replace_control_characters(str(method))}
+            line_style |= {"linestyle": LINE_STYLES[k // len(COLORS) % len(LINE_STYLES)]}
             if len(t) == 1 and longest > 1:
                 t, mean, deviation = np.array([0.0, longest]), mean.repeat(2), deviation.repeat(2)
                 line_style |= {"linestyle": "--"}
@@ -98,7 +100,30 @@ def draw_curves(directory: RunDirectory) -> Any:
         seeds = table["seed"].nunique()
         axes.set_xlabel("round" if seeds == 1 else f"round; mean and deviation over {seeds} seeds")
         axes.set_ylabel(f"test {metric}")
-        axes.legend(fontsize=8)
+        count = table["method"].nunique()
+        if count > len(COLORS):  # beside the lines, which would be hidden
+            axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), ncols=1 + count // 25)
+        else:
+            axes.legend(fontsize=8)
+    return figure
+
+
+def draw_critical_differences(ranks: Any, difference: float, blocks: str) -> Any:
+    """One line per method: its mean rank with half of Nemenyi's critical difference to either side. Methods whose bars
+    overlap do not differ."""
+    import matplotlib as mpl
+
+    mean, names = ranks["mean_rank"].to_numpy(float), [str(name) for name in ranks["method"]]
+    place = np.arange(len(names))
+    with mpl.rc_context(STYLE):
+        figure = create_figure(6.4, 1.2 + 0.26 * len(names))
+        axes = figure.add_subplot()
+        axes.errorbar(mean, place, xerr=difference / 2, fmt="o", color=COLORS[0], markersize=4, linewidth=1.5)
+        axes.axvspan(mean[0] - difference / 2, mean[0] + difference / 2, color="0.92", zorder=0)
+        axes.set_yticks(place)
+        axes.set_yticklabels(names, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"mean rank over {blocks}; methods whose bars overlap do not differ (Nemenyi, 5%)")
     return figure
 
 
