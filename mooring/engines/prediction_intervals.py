@@ -79,7 +79,10 @@ def score_fit(task: Any, clients: Clients, models: Tensor | None) -> IntervalSco
     is not a number, or models stay with their clients. There are no scores for new clients."""
     if models is None or clients.kind != REGRESSION or clients.schema is None:
         return None
-    parts = [predict_all(task, models, rows) for rows in (clients.validation, clients.test) if int(rows.size.sum())]
+    held_out = [rows for rows in (clients.validation, clients.test) if int(rows.size.sum())]
+    if any(len(rows.y) < int(rows.size.sum()) for rows in held_out):
+        return None  # the rows stay with their clients
+    parts = [predict_all(task, models, rows) for rows in held_out]
     if not parts or parts[0][1].ndim != 1:
         return None
     y, prediction, owner = concatenate_predictions(parts)
