@@ -25,48 +25,6 @@ DATA, TASK, TRAINING, ADVICE = (
     for section in ("data", "task", "training", "advice")
 )
 
-# What few need: `mooring list options` and the page tell it, and help texts fit a screen.
-RARE_OPTIONS = frozenset(
-    (
-        "allow",
-        "attack",
-        "average",
-        "baselines",
-        "checkpoint_every",
-        "categorical",
-        "chunk",
-        "clip",
-        "data_dir",
-        "date_format",
-        "decimal",
-        "delta",
-        "device",
-        "drop_missing_target",
-        "drop_repeats",
-        "evaluate_every",
-        "folds",
-        "header_row",
-        "checkpoint",
-        "kernels",
-        "level",
-        "loss",
-        "merge_levels",
-        "na",
-        "noise",
-        "partition",
-        "patience",
-        "min_category_rows",
-        "sheet",
-        "split_seed",
-        "theory",
-        "threads",
-        "time_column",
-        "group",
-        "weight_cap",
-        "weights",
-        "winsorize",
-    )
-)
 # Arguments are hidden from the list of options: the commands' own texts tell what they are.
 Source = Annotated[str, typer.Argument(hidden=True)]
 Method = Annotated[
@@ -209,7 +167,7 @@ def make_flag(option: Option, default: str | None = None) -> Any:
     """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
     types = option_types(option)
     help_ = f"{option.info.title} [{default or option.default}]"
-    hidden = option.name in RARE_OPTIONS
+    hidden = option.is_rare
     if types == {bool}:
         both = f"{option.flag}/--no-{option.flag[2:]}"
         return Annotated[bool | None, typer.Option(both, help=help_, hidden=hidden)]

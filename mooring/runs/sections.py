@@ -126,6 +126,13 @@ def option(help: str, right: str, default: Any = None, *, flag: str = "", unset:
     return Field(default, title=help, description=right, json_schema_extra=extra, **bounds)
 
 
+def rare_option(*texts: Any, **terms: Any) -> Any:
+    """Return an option that few need: help texts leave it out, so that they fit a screen."""
+    field = option(*texts, **terms)
+    field.json_schema_extra["rare"] = "yes"
+    return field
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -174,12 +181,12 @@ class DataSection(Section):
     )
     features: Columns | None = option("Columns to learn from.", "a list of column names", unset="all useful ones")
     drop: Columns | None = option("Columns to leave out.", "a list of column names", unset="none")
-    group: str | None = option(
+    group: str | None = rare_option(
         "Column whose equal values stay in one part.",
         "the name of the column whose equal values stay in one part",
         unset="none",
     )
-    time_column: str | None = option(
+    time_column: str | None = rare_option(
         "Column to split by: the latest rows test.", "the name of the column that orders the rows", unset="none"
     )
     split: Split | None = option(
@@ -187,30 +194,30 @@ class DataSection(Section):
         "three shares (train, validation, test) that add up to 1, or the name of a column with each row's part",
         unset="`split`, or 0.6,0.2,0.2",
     )
-    decimal: Literal[".", ","] | None = option(
+    decimal: Literal[".", ","] | None = rare_option(
         "Decimal mark of numbers that are written as text.", '"." or ","', unset="found out by column"
     )
-    date_format: str | None = option(
+    date_format: str | None = rare_option(
         "How dates are written: %d.%m.%Y.", "a format of strptime, such as %d.%m.%Y", unset="found out by column"
     )
-    na: Columns | None = option("Further texts that stand for a missing value.", "a list of texts", unset="none")
-    sheet: str | int | None = option(
+    na: Columns | None = rare_option("Further texts that stand for a missing value.", "a list of texts", unset="none")
+    sheet: str | int | None = rare_option(
         "Sheet of a workbook: name or number.", "the name or number of a sheet", unset="the first"
     )
-    header_row: int | None = option(
+    header_row: int | None = rare_option(
         "Row of the header, counted from 1.", "a whole number >= 1", unset="found out", ge=1
     )
-    categorical: Columns | None = option(
+    categorical: Columns | None = rare_option(
         "Columns to read as categories, whatever they hold.", "a list of column names", unset="none"
     )
-    allow: Columns | None = option(
+    allow: Columns | None = rare_option(
         "Columns that may predict the target almost perfectly.", "a list of column names", unset="none"
     )
-    drop_repeats: bool = option("Leave rows out that repeat an earlier one.", "true or false", False)
-    merge_levels: Columns | None = option(
+    drop_repeats: bool = rare_option("Leave rows out that repeat an earlier one.", "true or false", False)
+    merge_levels: Columns | None = rare_option(
         "Categories that are one: suny=sunny.", 'a list of replacements, as "suny=sunny"', unset="none"
     )
-    winsorize: Annotated[float | None, BeforeValidator(_per_cent)] = option(
+    winsorize: Annotated[float | None, BeforeValidator(_per_cent)] = rare_option(
         "Share of each column's lowest and highest numbers to pull in.",
         'a share above 0 and below 0.5: 0.01 or "1%"',
         unset="none",
@@ -221,23 +228,23 @@ class DataSection(Section):
         "Fewest rows that a client may have.", "a whole number >= 1", unset="5, for advise 1", ge=1
     )
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
-    drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)
-    split_seed: int | None = option(
+    drop_missing_target: bool = rare_option("Leave rows without a target out.", "true or false", False)
+    split_seed: int | None = rare_option(
         "Seed of the split into parts and of the partition.",
         "a whole number from 0 to 2^63 - 1",
         unset="that of training",
         ge=0,
         le=2**63 - 1,
     )
-    min_category_rows: int | None = option(
+    min_category_rows: int | None = rare_option(
         "Fewest training rows of a category that has a column of its own.", "a whole number >= 1", unset="1", ge=1
     )
-    partition: Table | None = option(
+    partition: Table | None = rare_option(
         "How a pooled data set is divided among clients: clients=100.",
         "a table of settings of the named data set",
         unset="as the data set defines",
     )
-    data_dir: str | None = option("Folder of large data sets.", "a folder", unset="$MOORING_DATA")
+    data_dir: str | None = rare_option("Folder of large data sets.", "a folder", unset="$MOORING_DATA")
 
 
 class TaskSection(OpenSection):
@@ -253,7 +260,7 @@ class TaskSection(OpenSection):
         unset="none",
         pattern=r"^.+\.py:[A-Za-z_]\w*$",
     )
-    loss: str | None = option(
+    loss: str | None = rare_option(
         "The network's loss: a name, or your own: my_loss.py:f.",
         'the name of a loss, or a file and a function in it, as "my_loss.py:f"',
         unset="by the target",
@@ -272,55 +279,55 @@ class TrainingSection(Section):
         "a share of the clients (above 0, up to 1) or a whole number of them from 2 on",
         1.0,
     )
-    weights: Weights = option(
+    weights: Weights = rare_option(
         "Client weights p: size, uniform, or a column.",
         '"size", "uniform", the name of a column, or a table with a positive number for each client',
         "size",
     )
-    baselines: bool = option("Train local and pooled models beside it, as baselines.", "true or false", True)
+    baselines: bool = rare_option("Train local and pooled models beside it, as baselines.", "true or false", True)
     seed: int = option(
         "The same seed gives the same bytes.", "a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1
     )
     seeds: int = option("Repetitions, with the seeds that follow.", "a whole number >= 1", 1, ge=1)
-    evaluate_every: int | None = option(
+    evaluate_every: int | None = rare_option(
         "Rounds between evaluations.", "a whole number of rounds >= 1", unset="about 20 in all", ge=1
     )
-    patience: int | None = option(
+    patience: int | None = rare_option(
         "Evaluations without improvement before stopping.", "a whole number of evaluations >= 1", unset="never", ge=1
     )
-    checkpoint: Literal["best", "last"] = option(
+    checkpoint: Literal["best", "last"] = rare_option(
         "Whose models are used: the round with the best validation loss, or the last.", '"best" or "last"', "best"
     )
-    checkpoint_every: int = option("Rounds between checkpoints.", "a whole number of rounds >= 1", 10, ge=1)
-    threads: int | None = option("Threads; kept in the run file.", "a whole number >= 1", unset="all", ge=1)
-    device: str | None = option("Where a network computes: cpu, cuda.", "a device of torch", unset="cpu")
-    chunk: int | None = option(
+    checkpoint_every: int = rare_option("Rounds between checkpoints.", "a whole number of rounds >= 1", 10, ge=1)
+    threads: int | None = rare_option("Threads; kept in the run file.", "a whole number >= 1", unset="all", ge=1)
+    device: str | None = rare_option("Where a network computes: cpu, cuda.", "a device of torch", unset="cpu")
+    chunk: int | None = rare_option(
         "Clients worked on at once.", "a whole number of clients >= 1", unset="by the model's size", ge=1
     )
-    kernels: Annotated[Literal["torch", "numba"] | None, BeforeValidator(_auto)] = option(
+    kernels: Annotated[Literal["torch", "numba"] | None, BeforeValidator(_auto)] = rare_option(
         "What takes local steps: torch, or numba's compiled kernels; kept in the run file.",
         '"auto", "torch" or "numba"',
         unset="numba where it is installed and faster",
     )
-    average: Average = option(
+    average: Average = rare_option(
         "How messages are averaged: mean, or robustly.",
         '"mean", "median", "trimmed", "clipped", "geometric" or "krum"; "trimmed:0.3" sets the malicious share',
         "mean",
     )
-    clip: float | None = option("The longest message that counts as it is.", "a number > 0", unset="none", gt=0)
-    noise: float | None = option(
+    clip: float | None = rare_option("The longest message that counts as it is.", "a number > 0", unset="none", gt=0)
+    noise: float | None = rare_option(
         "Gaussian noise for privacy, in clips; see `mooring explain epsilon`.",
         "a number >= 0.01",
         unset="none",
         ge=0.01,
     )
-    delta: float | None = option(
+    delta: float | None = rare_option(
         "The delta at which epsilon is reported.", "a number between 0 and 1", unset="1e-05", gt=0, lt=1
     )
-    weight_cap: float | None = option(
+    weight_cap: float | None = rare_option(
         "The largest share of one client in a round.", "a share above 0, up to 1", unset="none", gt=0, le=1
     )
-    attack: Attack | None = option(
+    attack: Attack | None = rare_option(
         "Simulate a share of malicious clients, sign-flip:0.2.",
         'an attack and a share: sign-flip, scale, noise, little, label-flip, nan or huge, as "sign-flip:0.2"',
         unset="none",
@@ -337,10 +344,10 @@ class AdviceSection(Section):
         ge=0,
         lt=1,
     )
-    level: Annotated[float, BeforeValidator(_per_cent)] = option(
+    level: Annotated[float, BeforeValidator(_per_cent)] = rare_option(
         "Level of the federation's intervals.", 'a share above 0 and below 1: 0.95 or "95%"', 0.95, gt=0, lt=1
     )
-    folds: int | None = option(
+    folds: int | None = rare_option(
         "Parts of each client's rows that are held out in turn.",
         "a whole number >= 2",
         unset="5; 10 up to 1,000 rows; 20 for small clients; 1 where fits are slow",
@@ -351,7 +358,7 @@ class AdviceSection(Section):
         '"linear", "spline", "boosted" or "auto" (all of them from 100 rows on, weighed by held-out rows)',
         "auto",
     )
-    theory: bool = option("Ask the theorems too.", "true or false", True)
+    theory: bool = rare_option("Ask the theorems too.", "true or false", True)
 
 
 class FederationSection(Section):
@@ -392,6 +399,11 @@ class Option(NamedTuple):
     @property
     def flag(self) -> str:
         return self._extra["flag"] or "--" + self.name.replace("_", "-")
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether help texts leave it out; `mooring list options` and the page list it."""
+        return "rare" in self._extra
 
     @property
     def default(self) -> str:
