@@ -1,4 +1,4 @@
-"""What hangs on the round loop: attacks, checks of replies, clipping, noise, the best round, early stopping, progress.
+"""Callbacks of the round loop: attacks, checks of replies, clipping, noise, the best round, early stopping, progress.
 
 Each is a `Callback` of a few lines. Users write their own in the same way and pass them to `fit(callbacks=[...])`:
 
@@ -7,7 +7,7 @@ Each is a `Callback` of a few lines. Users write their own in the same way and p
             print(record["round"], record["train_loss"])
 
 The hooks of a round run in the order in which `Callback` lists them, and for each hook the callbacks in the order
-noise, attack, the user's, the built-in ones. So what a user's callback returns is checked like any client's reply.
+noise, attack, the user's, the built-in ones. So the replies of a user's callback are checked like any client's reply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mooring.engines.training_state import Diverged, Evaluation, TrainingPlan, T
 if TYPE_CHECKING:
     from mooring.engines.loop import RoundRequest, Training
 
-MAX_LOSS_FACTOR = 1e6  # times the loss before the first round (and at least this much): a run that diverges
+MAX_LOSS_FACTOR = 1e6  # a run diverges if its loss exceeds 1 + the first loss by this factor
 
 
 class Aggregate(NamedTuple):
@@ -50,11 +50,11 @@ class Callback:
         """Before the first of the rounds that are left."""
 
     def on_replies(self, training: Training, request: RoundRequest, replies: Replies) -> Replies:
-        """The replies to use instead of those that came."""
+        """Return the replies to use instead of those received."""
         return replies
 
     def aggregate(self, training: Training, request: RoundRequest, replies: Replies) -> Aggregate | None:
-        """The average of the messages; None leaves it to the callbacks that follow."""
+        """Return the average of the messages; None leaves it to later callbacks."""
         return None
 
     def on_evaluation(self, training: Training, evaluation: Evaluation, round: Round) -> None:
@@ -65,7 +65,7 @@ class Callback:
 
 
 class SimulateAttack(Callback):
-    """Some clients are malicious, for trials."""
+    """Makes some clients malicious, for trials."""
 
     def __init__(self, attack: str):
         self.attack = attack
@@ -80,7 +80,7 @@ class CheckReplies(Callback):
     """Replies that are malformed, not finite or far too large are left out."""
 
     def __init__(self, compare_sizes: bool = True):
-        self.compare_sizes = compare_sizes  # a private run bounds messages by its clip alone, not by other clients'
+        self.compare_sizes = compare_sizes  # a private run bounds messages only by its clip, not by other clients'
 
     def on_replies(self, training: Training, request: RoundRequest, replies: Replies) -> Replies:
         usual = float(training.state.server.w.abs().max()) if self.compare_sizes else float("inf")
@@ -99,7 +99,7 @@ class ClipMessages(Callback):
 
 
 class AddNoise(Callback):
-    """The mean of clipped messages with Gaussian noise, over the shares of all clients that were asked."""
+    """The mean of clipped messages with Gaussian noise, over the shares of all clients in the cohort."""
 
     def __init__(self, private: PrivateMean):
         self.private = private
@@ -129,19 +129,19 @@ class StopDivergence(Callback):
         first, train, roster = training.state.first_loss, evaluation.train, training.exchange.roster
         risk = torch.where(train.rows > 0, train.risk.double(), 0.0)
         limit = MAX_LOSS_FACTOR * (1 + (first if np.isfinite(first) else 0.0))
-        over = ~(risk <= limit)
+        is_too_large = ~(risk <= limit)
         if train.mean is not None and not train.mean <= limit:
-            who = ""
-        elif not bool(over.any()):
+            clients_text = ""
+        elif not bool(is_too_large.any()):
             return
-        elif bool(over[train.rows > 0].all()):
-            who = " (all clients)"
+        elif bool(is_too_large[train.rows > 0].all()):
+            clients_text = " (all clients)"
         else:
             order = torch.nan_to_num(risk, nan=torch.inf).argsort(descending=True, stable=True)
-            who = f" ({list_clients(order[: int(over.sum())].tolist(), roster)})"
+            clients_text = f" ({list_clients(order[: int(is_too_large.sum())].tolist(), roster)})"
         raise Diverged(
             f"{training.algorithm.name} diverged by round {evaluation.t}: the loss on training rows rose "
-            f"from {first:.3g} to {evaluation.train_loss:.3g}{who}."
+            f"from {first:.3g} to {evaluation.train_loss:.3g}{clients_text}."
         )
 
 
@@ -204,7 +204,7 @@ def plan_callbacks(
     save: Callable[[TrainingState], None] | None = None,
     report: Callable[[TrainingState, int], None] | None = None,
 ) -> list[Callback]:
-    """The callbacks of a plan, with the user's among them. `private` has the ledger of a plan with noise (default: one
+    """Return the callbacks of a plan, including the user's. `private` has the ledger of a plan with noise (default: one
     in memory)."""
     private = make_private_mean(plan, clients) if private is None else private
     callbacks: list[Callback] = [] if private is None else [AddNoise(private)]
@@ -219,10 +219,10 @@ def plan_callbacks(
 
 def check_aggregation(algorithm: AnyAlgorithm, plan: TrainingPlan) -> None:
     """Refuse clipping, robust averages and noise where the algorithm's messages do not allow them."""
-    asked = [f"average = {plan.average!r}"] if plan.average != MEAN else []
-    asked += [f"clip = {plan.clip:g}"] if plan.clip is not None else []
-    if asked and not algorithm.additive:
-        raise RequestError(f"{asked[0]} does not apply: the messages of {algorithm.name} are no changes of a model.")
+    options = [f"average = {plan.average!r}"] if plan.average != MEAN else []
+    options += [f"clip = {plan.clip:g}"] if plan.clip is not None else []
+    if options and not algorithm.additive:
+        raise RequestError(f"{options[0]} does not apply: the messages of {algorithm.name} are no changes of a model.")
     if plan.noise is not None:
         noise = f"noise = {plan.noise:g}"
         if plan.clip is None:
@@ -236,6 +236,6 @@ def check_aggregation(algorithm: AnyAlgorithm, plan: TrainingPlan) -> None:
 
 
 def list_clients(places: list[int], roster: ClientRoster) -> str:
-    """Up to three clients by name."""
+    """Return up to three clients by name."""
     names = ", ".join(f"'{roster.names[place]}'" for place in places[:3])
     return f"client{'s' * (len(places) > 1)} {names}{', ...' * (len(places) > 3)}"

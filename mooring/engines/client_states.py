@@ -1,8 +1,7 @@
-"""Every client's state between rounds: in memory, or on disk where they are large.
+"""Every client's state between rounds: in memory, or on disk if they are large.
 
-A model of ten million numbers at fifty clients is 2 GB, and a round holds it three times over: the states before and
-after, and the messages. States that wait for their turn lie in a file without a name, of which only those rows are read
-that are asked for.
+A model of ten million numbers at fifty clients is 2 GB, and a round needs it three times: the states before and after,
+and the messages. States that are not in use are in an unnamed file, from which only requested rows are read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mooring.core.cohort import StateTree
 from mooring.runs.disk_matrix import DiskMatrix
 from mooring.runs.tensor_files import StoredTensor, flatten, unflatten
 
-MIN_DISK_BYTES = 1_000_000_000  # bytes of one field of all clients' states from which it lies on disk
+MIN_DISK_BYTES = 1_000_000_000  # bytes of one field of all clients' states from which it is on disk
 
 
 class ClientStates:
@@ -34,12 +33,12 @@ class ClientStates:
 
     def field(self, name: str) -> Tensor:
         """[m, ...]: one part of every client's state."""
-        everyone = torch.arange(len(self.merged))
+        positions = torch.arange(len(self.merged))
         if self.fields is None:
-            return getattr(self.first, name).expand(len(everyone), *getattr(self.first, name).shape)
-        return getattr(self.fields, name)[everyone]
+            return getattr(self.first, name).expand(len(positions), *getattr(self.first, name).shape)
+        return getattr(self.fields, name)[positions]
 
-    def put(self, position: Tensor, states: StateTree, t: int) -> None:
+    def store(self, position: Tensor, states: StateTree, t: int) -> None:
         if self.fields is None:
             self.fields = type(self.first)(*(allocate_states(part, len(self.merged)) for part in self.first))
         for stored, part in zip(self.fields, states):
@@ -53,24 +52,24 @@ class ClientStates:
             twin.fields = type(self.fields)(*(part.clone() for part in self.fields))
         return twin
 
-    def named(self, prefix: str) -> dict[str, StoredTensor]:
-        """As the tensors of a snapshot, which are these states themselves: it is to be written before they change."""
+    def to_snapshot(self, prefix: str) -> dict[str, StoredTensor]:
+        """Return the tensors of a snapshot, which share memory with the states: write them before these change."""
         merged: dict[str, StoredTensor] = {f"{prefix}_merged": self.merged}
         return merged if self.fields is None else merged | flatten(prefix, self.fields)
 
     @classmethod
-    def found(cls, first: Any, prefix: str, snapshot: dict[str, Tensor]) -> ClientStates:
-        """What `named` put into a snapshot."""
+    def from_snapshot(cls, first: Any, prefix: str, snapshot: dict[str, Tensor]) -> ClientStates:
+        """Return the states in a snapshot of `to_snapshot`."""
         merged = snapshot[f"{prefix}_merged"]
         states = cls(first, len(merged))
         if any(name.startswith(prefix + "/") for name in snapshot):
-            states.put(torch.arange(len(merged)), unflatten(first, prefix, snapshot), 0)
+            states.store(torch.arange(len(merged)), unflatten(first, prefix, snapshot), 0)
         states.merged = merged
         return states
 
 
 def allocate_states(first: Tensor, clients: int) -> StoredTensor:
-    """All clients' first state, on disk if it is large."""
+    """Return all clients' initial state, on disk if it is large."""
     if clients * first.numel() * first.element_size() < MIN_DISK_BYTES or first.device.type != "cpu":
         return first.expand(clients, *first.shape).clone()
     return DiskMatrix(first, clients)

@@ -28,7 +28,7 @@ INTERCEPT = "(intercept)"
 
 
 class Scaling(NamedTuple):
-    """How the numbers that a model sees came from the data."""
+    """Scaling of the columns and of the target."""
 
     features: tuple[str, ...]
     mean: np.ndarray  # [q] of each column
@@ -39,14 +39,14 @@ class Scaling(NamedTuple):
 
 
 def read_scaling(data: Schema | Clients) -> Scaling:
-    """The scaling of a schema, or of clients: by their schema, or of the target alone where rows came as arrays."""
+    """Return the scaling of a schema, or of clients: by their schema, or only of the target if rows are arrays."""
     if isinstance(data, Clients) and data.schema is None:
         q = data.train.x.shape[-1]
         features = data.features or tuple(f"x{j}" for j in range(q))
         columns = (features, np.zeros(q), np.ones(q))
     else:
         data = data.schema if isinstance(data, Clients) else data
-        extra = len(data.features) - len(data.mean)  # columns that bend are in standard units
+        extra = len(data.features) - len(data.mean)  # columns of nonlinear effects are in standard units
         columns = (data.features, np.append(data.mean, np.zeros(extra)), np.append(data.scale, np.ones(extra)))
     units = (data.target_mean, data.target_scale) if data.kind == REGRESSION else (0.0, 1.0)
     return Scaling(*columns, tuple(data.classes), *units)
@@ -77,20 +77,20 @@ def coefficient_table(
 ) -> pd.DataFrame:
     """One row per client and term: client, term, coefficient, global, deviation = coefficient - global.
 
-    With three classes or more each class has its own, and a column `class` says which. `names` and `personal` may be
+    With three classes or more each class has its own, and a column `class` names it. `names` and `personal` may be
     empty: then the table has the global model only, under the client `None`.
     """
     slopes, intercept = to_data_units(task, common[None], scaling)
     shared = np.concatenate([intercept[..., None], slopes], -1)[0]  # [scores, 1 + q]
-    own, owners = shared[None], np.array([None], dtype=object)
+    coefficients, owners = shared[None], np.array([None], dtype=object)
     if personal is not None and len(names):
         slopes, intercept = to_data_units(task, personal, scaling)
-        own, owners = np.concatenate([intercept[..., None], slopes], -1), np.array(names, dtype=object)
-    m, scores, terms = own.shape
+        coefficients, owners = np.concatenate([intercept[..., None], slopes], -1), np.array(names, dtype=object)
+    m, scores, terms = coefficients.shape
     frame = pd.DataFrame({"client": np.repeat(owners, scores * terms)})
     if scores > 1:
         frame["class"] = np.tile(np.repeat(np.array(scaling.classes, dtype=object), terms), m)
     frame["term"] = np.tile(np.array([INTERCEPT, *scaling.features], dtype=object), m * scores)
-    frame["coefficient"] = own.reshape(-1)
+    frame["coefficient"] = coefficients.reshape(-1)
     frame["global"] = np.tile(shared.reshape(-1), m)
     return frame.assign(deviation=frame["coefficient"] - frame["global"])

@@ -45,27 +45,27 @@ from mooring.runs.directory import (
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
-REPEATED_COLUMNS = ("test_loss", "validation_loss", "last_test_loss")  # what has a deviation over repetitions
+REPEATED_COLUMNS = ("test_loss", "validation_loss", "last_test_loss")  # columns with a deviation over repetitions
 SUMMED_COLUMNS = ("seconds", "bytes")
 MAX_LABEL_VALUE_LENGTH = 12  # characters of a field's value in a label
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` returns: a row a method, and each client's test loss by method, in the target's own units.
+    """The result of `compare`: one row per method, and each client's test loss by method, in the target's own units.
 
-    `above_best_pct` is how much higher a method's test loss is than the lowest one, with an interval over clients. With
-    several seeds numbers are means over them, `..._sd` their deviations (seconds and bytes: sums), and `behind` the
-    difference from the best method (of least mean loss) under the same seeds, with `behind_sd`.
+    `above_best_pct` is the difference of a method's test loss from the lowest one in percent, with an interval over
+    clients. With several seeds numbers are means over them, `..._sd` their deviations (seconds and bytes: sums), and
+    `behind` the difference from the best method (of least mean loss) under the same seeds, with `behind_sd`.
     """
 
     metric: str
     methods: pd.DataFrame  # method, test_loss, validation_loss, seconds, rounds, bytes, ...
     clients: pd.DataFrame  # client, rows, test rows, then one column per method
     run: Path | None
-    notes: list[str]  # what was dropped, imputed or moved in the data
+    notes: list[str]  # notes on dropped, imputed or clipped values
     curves: pd.DataFrame  # method, seed, round and the losses of every evaluated round
-    seeds: pd.DataFrame  # a row a method and seed, as `methods`
+    seeds: pd.DataFrame  # one row per method and seed, as `methods`
 
     def __repr__(self) -> str:
         """A few lines: the methods from the best to the worst."""
@@ -75,8 +75,8 @@ class Comparison:
             f"  {row['method']}: {row['test_loss']:.4g}" + (f" (sd {row['test_loss_sd']:.2g})" if spread else "")
             for row in table.head(7).to_dict("records")
         ]
-        where = f"run: {self.run}" if self.run else "not written; give out= to keep it"
-        return "\n".join([f"test {self.metric} of {len(table)} methods, {len(self.clients)} clients", *lines, where])
+        location = f"run: {self.run}" if self.run else "not written; give out= to keep it"
+        return "\n".join([f"test {self.metric} of {len(table)} methods, {len(self.clients)} clients", *lines, location])
 
 
 def compare(
@@ -97,22 +97,22 @@ def compare(
     file's. With `seeds` above 1 everything is repeated with the seeds that follow `seed`: splits, partitions and
     training, or only training where `split_seed` fixes the data.
     """
-    asked = request(
+    run = request(
         data, purpose="compare", methods=methods, settings=settings, model=model, trust_code=trust_code, **options
     )
     loss = options.get("loss")
-    given = InMemoryInputs(
+    inputs = InMemoryInputs(
         None if isinstance(data, str | Path) else data,
         model,
         loss if callable(loss) else None,
         user_classes(methods or []),
     )
-    job = prepare(asked, *given)
+    job = prepare(run, *inputs)
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create_run(out, initial_files(job))
     with nullcontext() if directory is None else directory_lock(directory.path):
-        return run_comparison(job, given, directory, progress_function(progress))
+        return run_comparison(job, inputs, directory, progress_function(progress))
 
 
 def resume_comparison(
@@ -124,18 +124,18 @@ def resume_comparison(
     methods: Sequence[Algorithm[Any, Any, Any]] = (),
     trust_code: bool = False,
 ) -> Comparison:
-    """Finish an interrupted comparison: methods that are done are kept, those begun go on from their checkpoints."""
+    """Finish an interrupted comparison: finished methods are kept, others resume from their checkpoints."""
     directory = open_run(path)
     with directory_lock(directory.path):
         check_trusted_run(directory.run, directory.path, trust_code)
-        given = InMemoryInputs(source, model, loss, user_classes(methods))
-        job = prepare(directory.run, *given, directory.path)
+        inputs = InMemoryInputs(source, model, loss, user_classes(methods))
+        job = prepare(directory.run, *inputs, directory.path)
         check_same_data(directory, job)
-        return run_comparison(job, given, directory, on_progress)
+        return run_comparison(job, inputs, directory, on_progress)
 
 
 class InMemoryInputs(NamedTuple):
-    """What a run file cannot hold."""
+    """Inputs that a run file cannot contain."""
 
     source: Any
     model: Any
@@ -144,42 +144,55 @@ class InMemoryInputs(NamedTuple):
 
 
 def run_comparison(
-    job: Job, given: InMemoryInputs, directory: RunDirectory | None, on_progress: OnProgress
+    job: Job, inputs: InMemoryInputs, directory: RunDirectory | None, on_progress: OnProgress
 ) -> Comparison:
-    """Every method under every seed; the tables are written when all are done."""
-    how = job.run.training
+    """Run every method with every seed; write the tables at the end."""
+    training = job.run.training
     results = []
-    for seed in range(how.seed, how.seed + how.seeds):
-        again, label, folder = job, "", directory.path if directory else None
-        if how.seeds > 1:
-            run = job.run.model_copy(update={"training": how.model_copy(update={"seed": seed, "seeds": 1})})
-            again = job if seed == how.seed else prepare(run, *given, job.copies)
-            again, label = replace(again, run=run), f", seed {seed}"
+    for seed in range(training.seed, training.seed + training.seeds):
+        seed_job, label, folder = job, "", directory.path if directory else None
+        if training.seeds > 1:
+            run = job.run.model_copy(update={"training": training.model_copy(update={"seed": seed, "seeds": 1})})
+            seed_job = job if seed == training.seed else prepare(run, *inputs, job.copies)
+            seed_job, label = replace(seed_job, run=run), f", seed {seed}"
             folder = folder / SEED_FOLDER.format(seed) if folder else None
-        results.append(run_methods(again, folder, lambda what, *done, label=label: on_progress(what + label, *done)))
-    rows = pd.concat([frame.assign(seed=how.seed + k) for k, (frame, _, _) in enumerate(results)], ignore_index=True)
-    curves = pd.concat([frame.assign(seed=how.seed + k) for k, (_, _, frame) in enumerate(results)], ignore_index=True)
+        results.append(run_methods(seed_job, folder, lambda step, *done, label=label: on_progress(step + label, *done)))
+    rows = pd.concat(
+        [frame.assign(seed=training.seed + k) for k, (frame, _, _) in enumerate(results)], ignore_index=True
+    )
+    curves = pd.concat(
+        [frame.assign(seed=training.seed + k) for k, (_, _, frame) in enumerate(results)], ignore_index=True
+    )
     curves = curves[["method", "seed", *(name for name in curves if name not in ("method", "seed"))]]
-    clients = results[0][1] if how.seeds == 1 else mean_client_table([frame for _, frame, _ in results])
-    methods = difference_from_best(rows.drop(columns="seed"), clients) if how.seeds == 1 else summarize_seeds(rows)
-    where = directory.path if directory else None
-    result = Comparison(job.task.metric, methods, clients, where, job.clients.notes, curves, rows)
+    clients = results[0][1] if training.seeds == 1 else mean_client_table([frame for _, frame, _ in results])
+    methods = difference_from_best(rows.drop(columns="seed"), clients) if training.seeds == 1 else summarize_seeds(rows)
+    path = directory.path if directory else None
+    result = Comparison(job.task.metric, methods, clients, path, job.clients.notes, curves, rows)
     if directory is not None:
-        about = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
-        timeless, each = methods.drop(columns="seconds"), rows.drop(columns="seconds")
-        for name, table in ((METHODS_CSV, timeless), (SEEDS_CSV, each), (CURVES_CSV, curves), (CLIENTS_CSV, clients)):
+        metadata = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
+        timeless, seed_rows = methods.drop(columns="seconds"), rows.drop(columns="seconds")
+        for name, table in (
+            (METHODS_CSV, timeless),
+            (SEEDS_CSV, seed_rows),
+            (CURVES_CSV, curves),
+            (CLIENTS_CSV, clients),
+        ):
             write_atomically(directory.path / name, csv_bytes(table))
         write_json(directory.path / SECONDS_FILE, {"methods": dict(zip(methods["method"], methods["seconds"]))})
-        write_json(directory.path / COMPARISON_FILE, as_json(result) | {"methods": timeless.to_dict("records")} | about)
+        write_json(
+            directory.path / COMPARISON_FILE, as_json(result) | {"methods": timeless.to_dict("records")} | metadata
+        )
     return result
 
 
 def difference_from_best(methods: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """How much higher each method's test loss is than the lowest one, in percent of it, with intervals over clients."""
+    """Add the difference of each method's test loss from the lowest one in percent, with intervals over clients."""
     best = methods.loc[methods["test_loss"].idxmin(), "method"]
     lines = [mean_improvement(clients["test"], clients[best], clients[name]) for name in methods["method"]]
-    ends = {"": "pct", "_ci_low": "pct_ci_high", "_ci_high": "pct_ci_low"}
-    columns = {f"above_best_pct{end}": [-line[key] if line else nan for line in lines] for end, key in ends.items()}
+    keys_by_end = {"": "pct", "_ci_low": "pct_ci_high", "_ci_high": "pct_ci_low"}
+    columns = {
+        f"above_best_pct{end}": [-line[key] if line else nan for line in lines] for end, key in keys_by_end.items()
+    }
     at = methods.columns.get_loc("test_loss") + 1
     for k, (name, values) in enumerate(columns.items()):
         methods.insert(at + k, name, values)
@@ -187,7 +200,7 @@ def difference_from_best(methods: pd.DataFrame, clients: pd.DataFrame) -> pd.Dat
 
 
 def summarize_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a method: means and deviations over seeds, and how far behind the best of its seed it is, paired."""
+    """Return one row per method: means and deviations over seeds, and paired differences from the best method."""
     best = rows.groupby("method")["test_loss"].mean().idxmin()
     reference = rows[rows["method"] == best].set_index("seed")["test_loss"]
     rows = rows.assign(behind=rows["test_loss"] - rows["seed"].map(reference))
@@ -199,7 +212,7 @@ def summarize_seeds(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_client_table(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Each client's loss by method, averaged over the seeds that it was in."""
+    """Return each client's loss by method, averaged over the seeds in which it occurs."""
     stacked = pd.concat(tables, ignore_index=True)
     return stacked.groupby("client", sort=False).mean().reset_index().astype({"rows": int})
 
@@ -207,19 +220,19 @@ def mean_client_table(tables: list[pd.DataFrame]) -> pd.DataFrame:
 def run_methods(
     job: Job, folder: Path | None, on_progress: OnProgress
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Every method once: a row a method, a row a client, and the learning curves.
+    """Run every method once; return one row per method, one row per client, and the learning curves.
 
-    Methods that differ only in numbers that clients may have of their own are trained side by side, if they are small.
+    Methods that differ only in fields of `per_client_fields` are trained as one cohort, if they are small.
     """
-    known: StatisticsCache = {}
+    statistics: StatisticsCache = {}
     methods = dict(label_methods(job))
-    given = dict(zip(methods, job.run.algorithms or []))
+    sections = dict(zip(methods, job.run.algorithms or []))
     rows, columns, curves = {}, {}, {}
-    most = max_runs_per_cohort(
+    max_group = max_runs_per_cohort(
         job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0
     )
-    for group in group_methods(methods, most):
-        runs = [run_method(job, label, given[label], folder, on_progress, known) for label in group]
+    for group in group_methods(methods, max_group):
+        runs = [run_method(job, label, sections[label], folder, on_progress, statistics) for label in group]
         for label, ((trained, records), seconds) in zip(group, run_together(runs, filled=True)):
             frame = rounds_frame(job, records)
             rows[label] = {
@@ -234,12 +247,12 @@ def run_methods(
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }
             columns[label] = trained.test.numpy()
-            shown = [
+            curve_columns = [
                 "round",
                 *LOSS_COLUMNS,
                 *(name for name in frame if name.startswith("test_") and name not in LOSS_COLUMNS),
             ]
-            curves[label] = frame.loc[frame["test_loss"].notna(), shown].assign(method=label)
+            curves[label] = frame.loc[frame["test_loss"].notna(), curve_columns].assign(method=label)
     losses = {label: columns[label] for label in methods}
     sizes = {"rows": total_rows(job), "test": job.clients.test.size.numpy()}
     clients = pd.DataFrame({"client": job.clients.names, **sizes, **losses})
@@ -248,20 +261,24 @@ def run_methods(
 
 
 def label_methods(job: Job) -> list[tuple[str, Any]]:
-    """Each method under its name; where a name comes twice, with the fields in which its settings differ."""
+    """Return each method with its name; if a name occurs twice, with the fields in which its settings differ."""
     algorithms = job.algorithms()
     names = [a.name for a in algorithms]
     labels = []
     for algorithm in algorithms:
-        alike = [hyperparameters(other) for other in algorithms if other.name == algorithm.name]
+        same_name_settings = [
+            hyperparameters(candidate) for candidate in algorithms if candidate.name == algorithm.name
+        ]
         fields = hyperparameters(algorithm)
-        differ = [key for key, value in fields.items() if any(other.get(key) != value for other in alike)]
+        differ = [
+            key for key, value in fields.items() if any(settings.get(key) != value for settings in same_name_settings)
+        ]
         labels.append(" ".join([algorithm.name, *(f"{key}={shorten_value(fields[key])}" for key in differ)]))
-    same = [
+    unique_labels = [
         label if labels.count(label) == 1 else f"{label} {labels[: i + 1].count(label)}"
         for i, label in enumerate(labels)
     ]
-    return list(zip(same if len(set(names)) < len(names) else names, algorithms))
+    return list(zip(unique_labels if len(set(names)) < len(names) else names, algorithms))
 
 
 def shorten_value(value: Any) -> str:
@@ -270,30 +287,30 @@ def shorten_value(value: Any) -> str:
 
 
 def run_method(
-    job: Job, label: str, given: Any, folder: Path | None, on_progress: OnProgress, known: StatisticsCache
+    job: Job, label: str, section: Any, folder: Path | None, on_progress: OnProgress, statistics: StatisticsCache
 ) -> TrainingSteps[tuple[TrainedModels, list[JsonObject]]]:
-    """One method, fresh or from where its own run directory stands."""
+    """Train one method, from the start or from the checkpoint of its own run directory."""
     method_run = job.run.model_copy(
         update={
             "mooring": job.run.mooring.model_copy(update={"purpose": "fit"}),
-            "algorithm": given,
+            "algorithm": section,
             "algorithms": None,
         }
     )
-    inner, home = None, None if folder is None else method_folder(folder, label)
-    if home is not None and home.exists():
-        inner = open_run(home)
+    inner, method_path = None, None if folder is None else method_folder(folder, label)
+    if method_path is not None and method_path.exists():
+        inner = open_run(method_path)
         method_run = inner.run
     beside = replace(job, run=RunFile.model_validate(method_run))
-    exchange = make_simulator(beside, known)
-    ready, server = resolve(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
+    exchange = make_simulator(beside, statistics)
+    algorithm, server = resolve(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
     progress: TrainingState = TrainingState(server)
     if inner is not None:
         progress, _ = training_checkpoint.restore_training(inner, server, exchange)
-    elif home is not None:
-        inner = create_run(home, initial_files(replace(beside, run=with_resolved(method_run, ready))))
+    elif method_path is not None:
+        inner = create_run(method_path, initial_files(replace(beside, run=with_resolved(method_run, algorithm))))
     trained = yield from train_steps(
-        beside, ready, exchange, progress, inner, lambda _, done, rounds: on_progress(label, done, rounds)
+        beside, algorithm, exchange, progress, inner, lambda _, done, rounds: on_progress(label, done, rounds)
     )
     if inner is not None and not inner.finished:
         write_trained(inner, job, exchange.roster, trained, rounds_frame(job, progress.records))

@@ -22,12 +22,13 @@ from mooring.runs.directory import SCHEMA_FILE
 def export(
     path: str | Path, to: str = "csv", client: object = None, method: str | None = None
 ) -> tuple[bytes, list[str]]:
-    """The file, and notes. `to` is one of FORMATS; `client` keeps one client, `method` is that of a comparison."""
+    """Return the file, and notes. `to` is one of FORMATS; `client` keeps one client, `method` is that of a
+    comparison."""
     if to not in FORMATS:
         raise RequestError(f"mooring export: {describe_unknown('format', to, FORMATS)}.")
     run = open(path, method)
     if client is not None:
-        run.vector(client)  # a client that is not there is told in one sentence
+        run.vector(client)  # raises an error for an unknown client
     return FORMATS[to](run, None if client is None else client_name(client)), run.notes
 
 
@@ -37,14 +38,14 @@ def as_csv(run: SavedRun, client: str | None) -> bytes:
 
 
 def as_json(run: SavedRun, client: str | None) -> bytes:
-    about = {"run": str(run.path), "method": run.method, "target": run.schema.target, "kind": run.schema.kind}
-    return (to_json(about | {"coefficients": client_coefficients(run, client).to_dict("records")}) + "\n").encode()
+    header = {"run": str(run.path), "method": run.method, "target": run.schema.target, "kind": run.schema.kind}
+    return (to_json(header | {"coefficients": client_coefficients(run, client).to_dict("records")}) + "\n").encode()
 
 
 def as_sklearn(run: SavedRun, client: str | None) -> bytes:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns, by client."""
     scaling = read_scaling(run.schema)
-    named = {"global": run.global_} if client is None else {}
+    global_models = {"global": run.global_} if client is None else {}
     chosen = run.models if client is None else {client: run.vector(client)}
 
     def numbers(w: Any) -> JsonObject:
@@ -52,8 +53,8 @@ def as_sklearn(run: SavedRun, client: str | None) -> bytes:
 
     columns = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}
     models = {"clients": {name: numbers(w) for name, w in chosen.items()}}
-    about = columns | {"kind": run.schema.kind}
-    return (to_json(about | models | {name: numbers(w) for name, w in named.items()}) + "\n").encode()
+    header = columns | {"kind": run.schema.kind}
+    return (to_json(header | models | {name: numbers(w) for name, w in global_models.items()}) + "\n").encode()
 
 
 def as_torch(run: SavedRun, client: str | None) -> bytes:
@@ -70,8 +71,8 @@ def as_onnx(run: SavedRun, client: str | None) -> bytes:
         mean, scale = torch.tensor(run.schema.mean), torch.tensor(run.schema.scale)
         return onnx_bytes(StandardizedModule(module, mean, scale), torch.zeros(2, len(mean)))
     first = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
-    plain = first is not None and not any(hasattr(part, "kernel_size") for part in module.modules())
-    if first is None or not plain:
+    is_fully_connected = first is not None and not any(hasattr(part, "kernel_size") for part in module.modules())
+    if first is None or not is_fully_connected:
         raise RequestError(
             f"{run.path}: the shape of a row is not kept in the run; export `mooring.open(...).module(client)` by "
             "torch.onnx with an input of your own."

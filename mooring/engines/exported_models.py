@@ -1,7 +1,7 @@
-"""A client's model in the form its tools use: a torch module, a scikit-learn estimator, or a file of either.
+"""A client's model in the form that other tools use: a torch module, a scikit-learn estimator, or a file of either.
 
-Estimators take the encoded columns in the units of the data (`Opened.inputs` makes them from a table). They travel as
-JSON (`export --to sklearn`, `load_sklearn`): nothing is pickled.
+Estimators take the encoded columns in the units of the data (`SavedRun.inputs` makes them from a table). They are
+exchanged as JSON (`export --to sklearn`, `load_sklearn`): nothing is pickled.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
             f"task '{task.name}' is no model of scikit-learn's; those of {' and '.join(SKLEARN_TASKS)} are. "
             "`coefficients` has the numbers."
         )
-    about = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes), "kind": kind}
-    return _estimator(about, sklearn_coefficients(task, w, scaling, kind))
+    header = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes), "kind": kind}
+    return _estimator(header, sklearn_coefficients(task, w, scaling, kind))
 
 
 def load_sklearn(path: str | Path, client: object = None) -> Any:
     """A client's estimator (default: the global one) from a file of `mooring export RUN --to sklearn`."""
     try:
-        held = json.loads(read_bytes(path))
-        models = {str(name): model for name, model in held["clients"].items()}
-        shared = held.get("global")
+        content = json.loads(read_bytes(path))
+        models = {str(name): model for name, model in content["clients"].items()}
+        shared = content.get("global")
     except (ValueError, KeyError, AttributeError, TypeError):
         raise RequestError(f"{path} is no file of `mooring export RUN --to sklearn`.") from None
     if client is None and shared is None:
         raise RequestError(f"{path} has no global model; it has {', '.join(models)}.")
     if client is not None and client_name(client) not in models:
         raise RequestError(f"{path}: no model of client {client_name(client)!r}; it has {', '.join(list(models)[:5])}.")
-    return _estimator(held, shared if client is None else models[client_name(client)])
+    return _estimator(content, shared if client is None else models[client_name(client)])
 
 
-def _estimator(about: NamedValues, numbers: NamedValues) -> Any:
+def _estimator(header: NamedValues, numbers: NamedValues) -> Any:
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
-    estimator = LinearRegression() if about["kind"] == REGRESSION else LogisticRegression()
+    estimator = LinearRegression() if header["kind"] == REGRESSION else LogisticRegression()
     estimator.coef_ = np.array(numbers["coef_"])
     intercept = np.array(numbers["intercept_"])
-    estimator.intercept_ = intercept.item() if about["kind"] == REGRESSION else intercept
-    estimator.feature_names_in_ = np.array(about["feature_names_in_"], dtype=object)
+    estimator.intercept_ = intercept.item() if header["kind"] == REGRESSION else intercept
+    estimator.feature_names_in_ = np.array(header["feature_names_in_"], dtype=object)
     estimator.n_features_in_ = len(estimator.feature_names_in_)
-    if about["kind"] != REGRESSION:
-        estimator.classes_ = np.array(about["classes_"])
+    if header["kind"] != REGRESSION:
+        estimator.classes_ = np.array(header["classes_"])
     return estimator
 
 

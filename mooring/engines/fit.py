@@ -65,23 +65,24 @@ def fit(
     a network comes as `model`, or first as in `fit(model, clients)`: the weights of a module are the start, a function
     makes a fresh one. `algorithm` is a name (its fields in `settings`), "my_file.py:MyAlgorithm", or an algorithm;
     without one it is the run file's, or fedprox_personal, for networks fedavg_finetune. `options` are those of the
-    run file's sections [data], [task] and [training], and override what the run file says; `loss` may be a function.
-    With `out` the run is written there and can be resumed; without, nothing is written. `callbacks` hang on the round
-    loop (`mooring.engines.callbacks.Callback`). `trust_code` lets an untrusted run file run the code that it names.
+    run file's sections [data], [task] and [training], and override the run file; `loss` may be a function.
+    With `out` the run is written there and can be resumed; without, nothing is written. `callbacks` are called in the
+    round loop (`mooring.engines.callbacks.Callback`). `trust_code` lets an untrusted run file run the code that it
+    names.
     """
     source = data
-    given = {"lam": lam, "eta": eta, "lr": lr}
-    settings = dict(settings or {}) | {name: value for name, value in given.items() if value is not None}
+    given_settings = {"lam": lam, "eta": eta, "lr": lr}
+    settings = dict(settings or {}) | {name: value for name, value in given_settings.items() if value is not None}
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
-    asked = request(
+    run = request(
         source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust_code=trust_code, **options
     )
-    if asked.training.seeds > 1:
+    if run.training.seeds > 1:
         raise RequestError("seeds does not apply: fit trains once; compare repeats.")
     in_memory = None if isinstance(source, str | Path) else source
     loss = options.get("loss")
-    job = prepare(asked, in_memory, model, loss if callable(loss) else None, user_classes([algorithm]))
+    job = prepare(run, in_memory, model, loss if callable(loss) else None, user_classes([algorithm]))
     return start_fit(job, out, progress_function(progress), callbacks=callbacks)
 
 
@@ -94,13 +95,13 @@ def start_fit(
 ) -> FitResult:
     """Run a new fit, with clients in this process unless another exchange reaches them."""
     exchange = make_simulator(job) if exchange is None else exchange
-    asked = job.algorithms()[0]
-    check_participation(asked, job.plan, len(exchange.roster))
-    ready, server = resolve(asked, job.task, exchange, job.plan.seed)
-    job = replace(job, run=with_resolved(job.run, ready))
+    requested = job.algorithms()[0]
+    check_participation(requested, job.plan, len(exchange.roster))
+    algorithm, server = resolve(requested, job.task, exchange, job.plan.seed)
+    job = replace(job, run=with_resolved(job.run, algorithm))
     directory = None if out is None else create_run(out, initial_files(job))
     with nullcontext() if directory is None else directory_lock(directory.path):
-        return complete_fit(job, ready, exchange, TrainingState(server), directory, on_progress, callbacks)
+        return complete_fit(job, algorithm, exchange, TrainingState(server), directory, on_progress, callbacks)
 
 
 def resume(
@@ -116,10 +117,11 @@ def resume(
 ) -> FitResult:
     """Continue the interrupted fit of a run directory; the result is bit-for-bit what it would have been.
 
-    What was in memory is passed again: the same data, model, loss, algorithm and callbacks. A finished run is read.
+    Inputs that were in memory are passed again: the same data, model, loss, algorithm and callbacks. A finished run is
+    read.
     """
-    given = (data, model, loss, algorithm, callbacks, trust_code)
-    result, note = resume_fit(run, progress_function(progress), *given)
+    inputs = (data, model, loss, algorithm, callbacks, trust_code)
+    result, note = resume_fit(run, progress_function(progress), *inputs)
     if note is not None:
         warnings.warn(note)
     return result
@@ -135,7 +137,7 @@ def resume_fit(
     callbacks: Sequence[Callback] = (),
     trust_code: bool = False,
 ) -> tuple[FitResult, str | None]:
-    """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again.
+    """Resume an interrupted fit, with bit-for-bit the same result; a finished one is only read.
 
     Data, model, loss, algorithm and callbacks that were in memory are passed again.
     """
@@ -154,15 +156,15 @@ def continue_fit(
     on_progress: OnProgress = ignore_progress,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[FitResult, str | None]:
-    """Continue a run from its latest checkpoint; a note tells if a newer one was damaged."""
-    ready, server = resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)
+    """Continue a run from its latest checkpoint; return a note if a newer one was damaged."""
+    algorithm, server = resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)
     state, note = training_checkpoint.restore_training(directory, server, exchange)
-    return complete_fit(job, ready, exchange, state, directory, on_progress, callbacks), note
+    return complete_fit(job, algorithm, exchange, state, directory, on_progress, callbacks), note
 
 
 def complete_fit(
     job: Job,
-    ready: Any,
+    algorithm: Any,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None,
@@ -170,23 +172,30 @@ def complete_fit(
     callbacks: Sequence[Callback] = (),
 ) -> FitResult:
     """Train for the rounds that are left, then the baselines; write what is not yet written."""
-    trained = train(job, ready, exchange, state, directory, on_progress, callbacks)
+    trained = train(job, algorithm, exchange, state, directory, on_progress, callbacks)
     beside = job.run.training.baselines
-    who = {
-        column: trained if ready.name == name else train_baseline(name, job, exchange, on_progress) if beside else None
+    models_by_name = {
+        column: trained
+        if algorithm.name == name
+        else train_baseline(name, job, exchange, on_progress)
+        if beside
+        else None
         for column, name in BASELINE_ALGORITHMS.items()
     } | {"personal": trained}
     roster = exchange.roster
-    losses = {name: test_losses(models, roster) for name, models in who.items()}
-    known = {name: compute_metrics(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
-    clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
+    losses = {name: test_losses(models, roster) for name, models in models_by_name.items()}
+    scores_by_name = {
+        name: compute_metrics(job.task, job.clients, None if w is None else w.models)
+        for name, w in models_by_name.items()
+    }
+    clients = clients_frame(roster, losses, trained).assign(**scores_by_name["personal"].by_client)
     rounds = rounds_frame(job, state.records)
     rows = roster.sizes["test"]
     summary: JsonObject = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": CONFIDENCE_LEVEL}
-    summary |= {name: overall_loss(who[name], loss, rows, job) for name, loss in losses.items()}
+    summary |= {name: overall_loss(models_by_name[name], loss, rows, job) for name, loss in losses.items()}
     for name in BASELINE_ALGORITHMS:
         summary[f"improvement_over_{name}"] = mean_improvement(rows, losses[name], losses["personal"])
-    summary["measures"] = {name: scores.overall for name, scores in known.items()}
+    summary["measures"] = {name: scores.overall for name, scores in scores_by_name.items()}
     if "epsilon" in state.records[-1]:
         plan = job.plan
         summary["privacy"] = {"epsilon": state.records[-1]["epsilon"], "delta": plan.delta or DEFAULT_DELTA}

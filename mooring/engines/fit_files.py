@@ -1,4 +1,4 @@
-"""The files of a fit: what a run directory appears with, and what is written when the training is done."""
+"""The files of a fit: those of a new run directory, and those written after the training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mooring.runs.table_schemas import rounds_table
 
 
 def initial_files(job: Job) -> dict[str, bytes]:
-    """The files that a run directory appears with."""
+    """Return the files of a new run directory."""
     files = {RUN_FILE: run_bytes(job.run), **copy_files(user_code_specs(job.run), job.copies)}
     if job.clients.schema is not None:
         files[SCHEMA_FILE] = json_bytes(job.clients.schema.model_dump(mode="json"))
@@ -43,16 +43,16 @@ def initial_files(job: Job) -> dict[str, bytes]:
     return files
 
 
-def with_resolved(run: RunFile, ready: Any) -> RunFile:
-    """The run file with the numbers that "auto" and the like became."""
-    asked = run.algorithm
-    assert asked is not None
-    resolved = {k: v for k, v in hyperparameters(ready).items() if asked.fields.get(k) != v}
-    return run.model_copy(update={"algorithm": asked.model_copy(update={"resolved": resolved})})
+def with_resolved(run: RunFile, algorithm: Any) -> RunFile:
+    """Return the run file with the resolved numbers of "auto" and the like."""
+    section = run.algorithm
+    assert section is not None
+    resolved = {k: v for k, v in hyperparameters(algorithm).items() if section.fields.get(k) != v}
+    return run.model_copy(update={"algorithm": section.model_copy(update={"resolved": resolved})})
 
 
 def digest_inputs(job: Job) -> JsonObject:
-    """The digest of what a schema does not tell: rows that came as arrays or images."""
+    """Return the digest of rows that are arrays or images, which have no schema."""
     out: JsonObject = {}
     if job.clients.schema is None:
         digest = hashlib.sha256(json_bytes({"names": job.clients.names}))
@@ -66,7 +66,7 @@ def digest_inputs(job: Job) -> JsonObject:
 
 
 def check_same_data(directory: RunDirectory, job: Job) -> None:
-    """The rows must be those that the run began with; a finished run must be whole."""
+    """Refuse changed rows, and a damaged finished run."""
     changed = "has changed since the run began; start a new run"
     schema = job.clients.schema
     if (
@@ -88,12 +88,12 @@ def check_same_data(directory: RunDirectory, job: Job) -> None:
 def write_trained(
     directory: RunDirectory, job: Job, roster: ClientRoster, trained: TrainedModels, rounds: pd.DataFrame
 ) -> None:
-    """The rounds, the models of the round that was not kept where it is another one, and last the models kept."""
+    """Write the rounds, the models of the unused round if it is another one, and last the models in use."""
     write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.drop(columns="seconds").to_dict("records")))
     training_checkpoint.save_seconds(directory, trained.outcome.state)
 
-    def models(which: RoundModels) -> StoredModels:
-        return StoredModels(which.common, which.models, roster.names, *describe_task(job))
+    def models(round_models: RoundModels) -> StoredModels:
+        return StoredModels(round_models.common, round_models.models, roster.names, *describe_task(job))
 
     if trained.best.t != trained.last.t:
         if trained.checkpoint == BEST:
@@ -104,27 +104,27 @@ def write_trained(
 
 
 def describe_task(job: Job) -> tuple[JsonObject, Any]:
-    """How a models file describes its task and the order of its parameters."""
+    """Return the description of the task and of the order of parameters in a models file."""
     task = job.task
-    about: JsonObject = {
+    description: JsonObject = {
         "name": task.name,
         "metric": task.metric,
         "kind": job.clients.kind,
         "classes": list(job.clients.classes),
     }
-    about |= {"features": list(job.clients.features), "settings": task.describe()}
-    about |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
-    rows = getattr(job.clients, "train", None)  # clients apart keep theirs
+    description |= {"features": list(job.clients.features), "settings": task.describe()}
+    description |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
+    rows = getattr(job.clients, "train", None)  # remote clients keep their rows
     if rows is not None:
-        about |= {"inputs": list(rows.x.shape[1:]), "outputs": list(rows.y.shape[1:])}
-        about |= {"whole": not rows.x.dtype.is_floating_point}
-    return about, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]
+        description |= {"inputs": list(rows.x.shape[1:]), "outputs": list(rows.y.shape[1:])}
+        description |= {"whole": not rows.x.dtype.is_floating_point}
+    return description, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]
 
 
 def summarize_fit(job: Job, trained: TrainedModels, summary: JsonObject) -> JsonObject:
-    """What a report says of a fit before any table."""
-    about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
+    """Return the summary of a fit for reports."""
+    metadata = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
     scores = (
         None if getattr(job.clients, "train", None) is None else score_fit(job.task, job.clients, trained.used.models)
     )
-    return summary | about | ({} if scores is None else {"intervals": scores.model_dump(mode="json")})
+    return summary | metadata | ({} if scores is None else {"intervals": scores.model_dump(mode="json")})

@@ -1,4 +1,4 @@
-"""What `fit` returns: models, predictions and tables in memory."""
+"""The result of `fit`: models, predictions and tables in memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MAX_SHOWN_CLIENTS = 4  # clients that a result shows when it is printed
 
 @dataclass(frozen=True)
 class RoundModels:
-    """What a federation uses after a round: its models, and their losses in the target's own units."""
+    """The models of a federation after a round, and their losses in the target's own units."""
 
     t: int
     common: Tensor  # [d]
     models: Tensor | None  # [m, d]; None where each client keeps its own
     validation: Tensor  # [m]
     test: Tensor  # [m]
-    alpha: Tensor | None  # [m], the own model's share in a mixture; None for methods without one
+    alpha: Tensor | None  # [m], weight of the local part in a mixture; None for methods without one
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TrainedModels:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What `fit` returns. Losses are averages over test rows of the models that clients would deploy."""
+    """The result of `fit`. Losses are means over test rows of the models that clients would use."""
 
     job: Job
     trained: TrainedModels
@@ -86,18 +86,18 @@ class FitResult:
 
     @property
     def notes(self) -> list[str]:
-        """What was done to the data."""
+        """Notes on the data."""
         return list(self.job.clients.notes)
 
     def __repr__(self) -> str:
-        """Ten lines at most: what was trained, its scores, some clients, where it lies."""
+        """At most ten lines: the algorithm, its scores, some clients, the directory."""
         summary, clients = self.summary, self.clients
         stored_round = summary[f"{summary['checkpoint']}_round"]
         lines = [
             f"{self.trained.algorithm.name} on {self.job.clients.title or 'clients'}: {len(clients)} clients, "
             f"{summary['last_round']} rounds (kept: {stored_round})",
             *describe_scores(summary),
-            *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._few()),
+            *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._first_clients()),
             *(
                 [f"  ... and {len(clients) - MAX_SHOWN_CLIENTS} more in .clients"]
                 if len(clients) > MAX_SHOWN_CLIENTS
@@ -107,7 +107,7 @@ class FitResult:
         ]
         return "\n".join(lines)
 
-    def _few(self) -> list[Any]:
+    def _first_clients(self) -> list[Any]:
         return self.clients.head(MAX_SHOWN_CLIENTS).to_dict("records")
 
     @property

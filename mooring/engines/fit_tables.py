@@ -36,7 +36,7 @@ def clients_frame(roster: ClientRoster, losses: dict[str, Tensor], trained: Trai
 
 
 def describe_left_out(progress: TrainingState, m: int) -> list[str | None]:
-    """Of each client whose replies could not all be used: in how many rounds, and why in the last of them."""
+    """Return, for each client with unusable replies, the number of rounds and the last reason."""
     rounds = {place: f"{count} round{'s' * (count > 1)}" for place, count in progress.left_out.items()}
     return [f"{rounds[i]}: {progress.offenders[i]}" if i in rounds else None for i in range(m)]
 
@@ -55,7 +55,7 @@ def rounds_frame(job: Job, records: list[JsonObject]) -> pd.DataFrame:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     if job.task.metric == "mse" and job.clients.kind == REGRESSION:
         frame["test_rmse"] = frame["test_loss"] ** 0.5
-        rows = getattr(job.clients, "test", None)  # clients apart keep theirs
+        rows = getattr(job.clients, "test", None)  # remote clients keep their rows
         variance = 0.0 if rows is None or len(rows.y) == 0 else float(rows.y.double().var(correction=0))
         if variance > 0:
             frame["test_r2"] = 1 - frame["test_loss"] / (variance * job.clients.target_scale**2)
@@ -73,7 +73,7 @@ def mean_known_loss(risk: Tensor, sizes: Tensor) -> float:
 
 
 def overall_loss(trained: TrainedModels | None, risk: Tensor, sizes: Tensor, job: Job) -> float:
-    """The mean over all clients' test rows; of a run that knows no client's own loss, the one that was summed."""
+    """The mean over all clients' test rows; of a run without losses by client, the summed one."""
     if trained is None or not bool(risk.isnan().all()):
         return mean_known_loss(risk, sizes)
     return trained.outcome.at(trained.checkpoint)[0].test_loss * job.clients.target_scale**job.task.unit_power

@@ -1,4 +1,4 @@
-"""What `mooring init` asks about a table, and the run file that comes of it."""
+"""Questions of `mooring init` about a table, and the resulting run file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mooring.data.table_sources import read_source
 from mooring.data.tables import require_column
 from mooring.runs.run_file_template import render_run_file
 
-MIN_CLIENT_ROWS = 5  # rows that a client may have without being asked about
+MIN_CLIENT_ROWS = 5  # rows below which clients are asked about
 Ask = Callable[..., Any]  # (question, default=...) -> answer
 
 
 def write_run_file(source: str, name: str, options: NamedValues, ask: Ask | None) -> str:
-    """The text of a run file called `name`. What `said` leaves open is asked with a guess, or refused without `ask`."""
+    """Return the text of a run file called `name`. Missing options are asked with a guess, or refused without `ask`."""
     if source.endswith(".toml"):
         raise RequestError(f"{source} is a run file already; give a table.")
     table = read_source(source)
@@ -43,10 +43,10 @@ def write_run_file(source: str, name: str, options: NamedValues, ask: Ask | None
 
 
 def ask_column(ask: Ask | None, flag: str, question: str, guesses: list[str]) -> str:
-    """A column's name from a person, or a refusal that names the option which says it."""
+    """Return a column's name from a person, or raise an error that names the option."""
     guess = guesses[0] if guesses else None
     if ask is None:
         hint = f" (perhaps --{flag} {guess!r})" if guess else ""
         raise RequestError(f"mooring init: --{flag} is missing, and there is no terminal to ask: {question}{hint}.")
-    some = f" ({', '.join(guesses[:6])}, ...)" if len(guesses) > 1 else ""
-    return str(ask(f"{question}{some}", default=guess))
+    examples = f" ({', '.join(guesses[:6])}, ...)" if len(guesses) > 1 else ""
+    return str(ask(f"{question}{examples}", default=guess))

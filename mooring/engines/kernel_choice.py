@@ -1,7 +1,7 @@
-"""Which code takes a run's local steps: PyTorch's, or compiled kernels where their compile time pays.
+"""The code of a run's local steps: PyTorch's, or compiled kernels if they save more than their compile time.
 
-Both give the same numbers up to rounding, and either gives the same bytes every time: so a run settles on one before
-it begins, and its run file says which.
+Both give the same numbers up to rounding, and either gives the same bytes every time: so a run chooses one before
+it begins, and its run file records it.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ MIN_SAVING_FACTOR = 2.0  # a kernel must save this many times its compilation
 
 def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
     """The run with `training.kernels` and `training.chunk` resolved, and its task accordingly."""
-    asked, can = run.training.kernels, has_compiled_steps(task)
-    if asked == "numba" and not can:
+    requested, can = run.training.kernels, has_compiled_steps(task)
+    if requested == "numba" and not can:
         raise RequestError(
             "kernels = 'numba' are for linear and logistic tasks, and for classification by large networks of linear "
             f"layers and ReLU; task '{task.name}' has none here."
         )
-    if asked == "numba" and not is_numba_available():
+    if requested == "numba" and not is_numba_available():
         raise RequestError(
             "this run takes its local steps by compiled kernels (kernels = 'numba'), and numba is not installed; "
             "install mooring-fl[fast], or start a run with kernels = 'torch', which is the same up to rounding."
         )
-    pays = (
+    is_worthwhile = (
         can
         and is_numba_available()
         and estimate_seconds_saved(run, clients, task, methods) > MIN_SAVING_FACTOR * COMPILE_SECONDS
     )
-    chosen = asked or ("numba" if pays else "torch")
+    chosen = requested or ("numba" if is_worthwhile else "torch")
     decided = {"kernels": chosen, "chunk": run.training.chunk or chunk_size(task)}
     resolved = run.model_copy(update={"training": run.training.model_copy(update=decided)})
     return resolved, compile_steps(task) if chosen == "numba" else task
 
 
 def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> float:
-    """What compiled kernels would save of all local SGD of a run: a formula of its sizes, an estimate."""
+    """Estimate the seconds that compiled kernels would save of all local SGD of a run, from its sizes."""
     plan = make_plan(run.training)
     cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()
-    saved = 0.0
+    seconds = 0.0
     for algorithm in methods:
         have = {field.name for field in fields(algorithm)}
         if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
@@ -71,8 +71,8 @@ def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: 
             steps = algorithm.epochs * float(batches_per_epoch(clients.train.size, batch or None).double().mean())
         height = float(rows.clamp(max=batch).mean() if batch else rows.mean())
         if isinstance(task, NetworkTask):
-            saved += plan.rounds * steps * cohort * SECONDS_PER_NETWORK_STEP
+            seconds += plan.rounds * steps * cohort * SECONDS_PER_NETWORK_STEP
             continue
         operations = 4 * cohort * height * task.dim  # a product forward and one back
-        saved += plan.rounds * steps * (SECONDS_PER_STEP + SECONDS_PER_OPERATION * operations)
-    return saved
+        seconds += plan.rounds * steps * (SECONDS_PER_STEP + SECONDS_PER_OPERATION * operations)
+    return seconds

@@ -1,6 +1,6 @@
-"""What happens at clients: a visit, a deployment, a score, on a cohort of any size.
+"""The clients' work: local updates, personal models and scores, on a cohort of any size.
 
-The simulator calls these on chunks of hundreds, a client of a real federation on itself, a cohort of one.
+The simulator calls these on chunks of hundreds, a client of a deployment on itself, a cohort of one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def client_update(
     round: Round,
     meter: CostMeter,
 ) -> tuple[Any, Any]:
-    """A stay: new states and messages; its work is counted on `meter`."""
+    """Run a local update: return new states and messages; `meter` counts the work."""
     return algorithm.client_update(server, client, count_costs(task, meter), data, round)
 
 
 def finite_states(states: StateTree) -> Tensor:
-    """[C]: whose new state holds finite numbers only; a client keeps the old one instead of any other."""
+    """[C]: whether each client's new state is finite; otherwise a client keeps the old one."""
     good = torch.ones(len(states[0]) if len(states) else 0, dtype=torch.bool)
     for part in states:
         if part.dtype.is_floating_point and part[:1].numel():
@@ -57,17 +57,17 @@ def personal_models(
     data: CohortData,
     round: Round,
 ) -> Tensor:
-    """[C, d]: what these clients deploy, `merged` being the rounds of their last merged replies (0: none).
+    """[C, d]: the models that these clients use, `merged` being the rounds of their last merged replies (0: none).
 
-    A last stage is for every client that has rows, asked before or not. Without one, a client that was never merged
-    has nothing of its own and deploys the global model, and so does a client without rows.
+    Fine-tuning is for every client that has rows, sampled before or not. Without it, a client that was never merged
+    uses the global model, and so does a client without rows.
     """
     final = algorithm.finetune(server, client, task, data, round)
-    own = algorithm.personal_model(server, final).expand(len(data), -1)
-    plain = data.train.size == 0
+    personal = algorithm.personal_model(server, final).expand(len(data), -1)
+    uses_global = data.train.size == 0
     if not algorithm.finetunes:
-        plain = plain | (merged == 0)
-    return torch.where(plain[:, None], algorithm.global_model(server), own)
+        uses_global = uses_global | (merged == 0)
+    return torch.where(uses_global[:, None], algorithm.global_model(server), personal)
 
 
 def mean_risk(task: Task, w: Tensor, rows: Rows) -> Tensor:

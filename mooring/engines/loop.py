@@ -1,7 +1,7 @@
 """The round loop: begin a round (draw a cohort), let its clients update, finish the round (average, update, evaluate).
 
-Where the clients are is the exchange's business, and what else happens in a round (attacks, checks, noise, early
-stopping, ...) that of the callbacks. `run` is the loop; sweeps drive the same two steps of several runs side by side.
+The exchange reaches the clients, and callbacks do everything else in a round (attacks, checks, noise, early
+stopping, ...). `run` is the loop; sweeps drive the same two steps of several runs together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 class RoundRequest(NamedTuple):
-    """What the clients of a round are asked: the arguments of `Exchange.ask`, and when the round began."""
+    """The request of a round: the arguments of `Exchange.ask`, and the start time."""
 
     exchange: Exchange
     server: StateTree
@@ -62,7 +62,7 @@ TrainingSteps = Generator[RoundRequest, Replies, Result]  # a run that yields ea
 
 
 class Training:
-    """A run between its rounds: what it is given, its state, and its callbacks."""
+    """A run between its rounds: its inputs, its state, and its callbacks."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ def begin_round(training: Training, t: int) -> RoundRequest:
 def finish_round(training: Training, request: RoundRequest, replies: Replies) -> None:
     """Update the server from the replies, evaluate if it is time, and record the round."""
     algorithm, exchange, state, round = training.algorithm, training.exchange, training.state, request.round
-    began, came = request.began + replies.elsewhere, len(replies.who)
+    began, num_received = request.began + replies.elsewhere, len(replies.who)
     bytes_up = count_bytes(replies.message)
     bytes_down = count_bytes(request.server, algorithm.server_only) * len(request.cohort)
     for callback in training.callbacks:
@@ -174,12 +174,12 @@ def finish_round(training: Training, request: RoundRequest, replies: Replies) ->
         "round": round.t,
         "asked": len(request.cohort),
         "accepted": len(accepted),
-        "bytes_down": 0 if replies.message is None and came else bytes_down,
+        "bytes_down": 0 if replies.message is None and num_received else bytes_down,
         "bytes_up": bytes_up,
         **replies.meter.counts(),
         **dict.fromkeys(LOSS_COLUMNS, float("nan")),
     }
-    del replies  # a large federation's messages make room for the next round's
+    del replies  # frees the memory of messages for the next round
     if round.t % training.evaluate_every == 0 or round.t == training.rounds:
         evaluation = training.last_evaluation = evaluate(exchange, state.server, round)
         record |= {name: getattr(evaluation, name) for name in LOSS_COLUMNS}
@@ -193,15 +193,15 @@ def finish_round(training: Training, request: RoundRequest, replies: Replies) ->
 
 
 def _note_missing(training: Training, request: RoundRequest, replies: Replies) -> None:
-    """Record whose replies were not used, and fail where no reply can be used any more."""
+    """Record clients whose replies were not used, and fail if no reply can be used any more."""
     state, roster = training.state, training.exchange.roster
     for place, reason in (replies.missing | replies.refused).items():
         state.offenders[place] = reason
         state.left_out[place] = state.left_out.get(place, 0) + 1
-    unusable = replies.refused | {place: why for place, why in replies.missing.items() if why == NOT_FINITE}
+    unusable = replies.refused | {place: reason for place, reason in replies.missing.items() if reason == NOT_FINITE}
     state.rounds_without_reply = 0 if len(replies.who) or not unusable else state.rounds_without_reply + 1
-    everyone = len(request.cohort) == len(roster)
-    if state.rounds_without_reply and (everyone or state.rounds_without_reply >= MAX_ROUNDS_WITHOUT_REPLY):
+    is_full = len(request.cohort) == len(roster)
+    if state.rounds_without_reply and (is_full or state.rounds_without_reply >= MAX_ROUNDS_WITHOUT_REPLY):
         raise Diverged(
             f"{training.algorithm.name} diverged in round {request.round.t}: no client's reply can be used "
             f"({list_clients(list(unusable), roster)}: {next(iter(unusable.values()))})."
@@ -231,17 +231,19 @@ def resolve(
     """
     w0 = task.start(seed) if w0 is None else w0
     check_weights(exchange.roster.names, exchange.roster.p)
-    wanted = (*algorithm.required_statistics, ALL_RESOLVED) if algorithm.is_resolved else algorithm.required_statistics
-    resolved = keep_personal_parts(algorithm.resolve(task, gather_statistics(exchange, w0, wanted)), task)
+    required = (
+        (*algorithm.required_statistics, ALL_RESOLVED) if algorithm.is_resolved else algorithm.required_statistics
+    )
+    resolved = keep_personal_parts(algorithm.resolve(task, gather_statistics(exchange, w0, required)), task)
     server, _ = resolved.init(task, w0)
     exchange.begin(resolved, w0)
     return resolved, server
 
 
-def gather_statistics(exchange: Exchange, w0: Tensor, wanted: tuple[str, ...]) -> ClientStatistics:
+def gather_statistics(exchange: Exchange, w0: Tensor, required: tuple[str, ...]) -> ClientStatistics:
     """The clients' statistics; a client whose statistics are not finite is named."""
     try:
-        statistics = exchange.client_statistics(w0, wanted)
+        statistics = exchange.client_statistics(w0, required)
     except (ArithmeticError, RuntimeError, ValueError):  # of linear algebra, on numbers that are not finite
         check_statistics(exchange.roster.names, exchange.client_statistics(w0, ()))
         raise
@@ -249,9 +251,9 @@ def gather_statistics(exchange: Exchange, w0: Tensor, wanted: tuple[str, ...]) -
     return statistics
 
 
-def collect_models(outcome: TrainingOutcome, exchange: Exchange, plan: TrainingPlan, which: str) -> Tensor | None:
+def collect_models(outcome: TrainingOutcome, exchange: Exchange, plan: TrainingPlan, selection: str) -> Tensor | None:
     """[m, d]: every client's model of the last or of the best round; None where clients keep their own."""
-    evaluation, server = outcome.at(which)
+    evaluation, server = outcome.at(selection)
     at = LAST if evaluation.t == outcome.last.t else BEST
     return exchange.models(server, full_round(evaluation.t, outcome.rounds, exchange.roster, plan), at)
 

@@ -1,8 +1,8 @@
-"""Measures that people know, of the models that clients would deploy: on all test rows together, and by client.
+"""Well-known measures of the models that clients would use: on all test rows, and by client.
 
     numbers   rmse, mae in the target's own units; r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
     classes   accuracy; with two classes auc, the share of pairs (one of each class) in the right order
-    labels    accuracy, the share of all yes and no that are right
+    labels    accuracy, the share of correct labels
 
 A client's r2 and auc are about its own rows, and nan where these do not vary.
 """
@@ -23,7 +23,7 @@ from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, REGRESSION,
 
 CONFIDENCE_LEVEL = 0.95  # of intervals over clients
 CLASS_TARGETS = (BINARY, CLASSES, MULTILABEL)
-Predictions = tuple[np.ndarray, np.ndarray, np.ndarray]  # of rows: targets, what a model says, whose they are
+Predictions = tuple[np.ndarray, np.ndarray, np.ndarray]  # of rows: targets, predictions, clients
 
 
 class MetricValues(NamedTuple):
@@ -34,9 +34,9 @@ class MetricValues(NamedTuple):
 
 
 def compute_metrics(task: Task, clients: Clients, models: Tensor | None, part: str = "test") -> MetricValues:
-    """The measures of each client's model [m, d] (or one model [d] for all); none where they say nothing.
+    """The measures of each client's model [m, d] (or one model [d] for all); empty if they do not apply.
 
-    That is where clients keep their models or their rows, or answer something else than a number or probabilities.
+    They do not apply if clients keep their models or rows, or predict neither a number nor probabilities.
     """
     rows: Rows | None = getattr(clients, part, None)
     if models is None or rows is None or not 0 < int(rows.size.sum()) <= len(rows.y):  # sizes without their rows
@@ -49,13 +49,13 @@ def compute_metrics(task: Task, clients: Clients, models: Tensor | None, part: s
 
 
 def overall_class_metrics(task: Task, kind: str, predictions: list[Predictions]) -> dict[str, float]:
-    """Measures of all rows together, of answers about classes or labels."""
+    """Return measures of all rows together, for predictions of classes or labels."""
     y, prediction, owner = concatenate_predictions(predictions)
     return class_metrics(task, kind, y, prediction, np.zeros_like(owner), 1).overall
 
 
 def predict_all(task: Task, models: Tensor, rows: Rows) -> Predictions:
-    """Targets, answers and owners of all rows, client after client."""
+    """Return targets, predictions and clients of all rows, sorted by client."""
     return concatenate_predictions(predict_blocks(task, models, rows))
 
 
@@ -65,31 +65,31 @@ def concatenate_predictions(predictions: list[Predictions]) -> Predictions:
 
 
 def predict_blocks(task: Task, models: Tensor, rows: Rows) -> list[Predictions]:
-    """Those of each block of clients that has rows."""
+    """Return the predictions of each block of clients that has rows."""
     predictions: list[Predictions] = []
     for block in rows.blocks():
-        some = rows.select(block)
-        if int(some.size.sum()) == 0:
+        block_rows = rows.select(block)
+        if int(block_rows.size.sum()) == 0:
             continue
-        batch = some.padded()
+        batch = block_rows.padded()
         real = (batch.weight > 0).numpy()
         with torch.no_grad():
             answer = task.predict(models[block], batch.x).double().numpy()
-        predictions.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), some.size.numpy())))
+        predictions.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), block_rows.size.numpy())))
     return predictions
 
 
 def number_metrics(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
-    def measures(who: np.ndarray, groups: int) -> dict[str, np.ndarray]:
+    def measures(group: np.ndarray, groups: int) -> dict[str, np.ndarray]:
         with np.errstate(invalid="ignore", divide="ignore"):
-            count = np.bincount(who, minlength=groups)
-            square = np.bincount(who, (prediction - y) ** 2, groups)
-            mean = np.bincount(who, y, groups) / count
-            spread = np.bincount(who, (y - mean[who]) ** 2, groups)
+            count = np.bincount(group, minlength=groups)
+            square = np.bincount(group, (prediction - y) ** 2, groups)
+            mean = np.bincount(group, y, groups) / count
+            spread = np.bincount(group, (y - mean[group]) ** 2, groups)
             r2 = np.where(spread > 0, 1 - square / spread, np.nan)
             return {
                 "rmse": np.sqrt(square / count),
-                "mae": np.bincount(who, np.abs(prediction - y), groups) / count,
+                "mae": np.bincount(group, np.abs(prediction - y), groups) / count,
                 "r2": r2,
             }
 
@@ -98,7 +98,7 @@ def number_metrics(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: 
 
 
 def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
-    """Of probabilities: a column a class, one number for two classes, or one for each label."""
+    """Return measures of probabilities: one column per class, one number for two classes, or one per label."""
     if kind == BINARY and prob.ndim == 1 and task.likelihood:
         prob = np.stack([1 - prob, prob], 1)
     if kind == MULTILABEL and prob.shape == y.shape and task.likelihood:
@@ -108,12 +108,12 @@ def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner:
     else:
         return MetricValues({}, {})
     with np.errstate(invalid="ignore", divide="ignore"):
-        own = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
+        by_client = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
     overall = {"accuracy": float(hit.mean())}
     if kind == BINARY:
-        own["auc"] = auc(y, prob[:, 1], owner, m)
+        by_client["auc"] = auc(y, prob[:, 1], owner, m)
         overall["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
-    return MetricValues(overall, own)
+    return MetricValues(overall, by_client)
 
 
 def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarray:
@@ -128,20 +128,20 @@ def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarr
 
 
 def improvement_pct(other: Any, loss: Any) -> Any:
-    """How much lower a loss is than another, in percent of the other."""
+    """Return the improvement of a loss over another, in percent of the other."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return 100 * (other - loss) / np.where(np.asarray(other) > 0, other, np.nan)
 
 
 def mean_improvement(rows: Any, other: Any, loss: Any, level: float = CONFIDENCE_LEVEL) -> dict[str, float] | None:
-    """How much lower a mean loss over rows is than another, with Student's interval; clients are the units of chance.
+    """Return the improvement of a mean loss over rows over another, with Student's interval over clients.
 
-    `other` and `mine` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
+    `other` and `loss` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
     no client has both. A loss falls by at most all of the other one, and so does the interval.
     """
     rows, other, loss = (np.asarray(part, dtype=float) for part in (rows, other, loss))
-    seen = (rows > 0) & np.isfinite(other) & np.isfinite(loss)
-    rows, other, loss = rows[seen], other[seen], loss[seen]
+    is_known = (rows > 0) & np.isfinite(other) & np.isfinite(loss)
+    rows, other, loss = rows[is_known], other[is_known], loss[is_known]
     m, total = len(rows), rows.sum()
     if m == 0:
         return None
@@ -152,5 +152,5 @@ def mean_improvement(rows: Any, other: Any, loss: Any, level: float = CONFIDENCE
     base = float(rows @ other / total)
     high = min(mean + reach, base) if base > 0 else mean + reach
     values = {"mean": mean, "ci_low": mean - reach, "ci_high": high}
-    ends = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": high}
-    return values | {name: 100 * value / base if base > 0 else np.nan for name, value in ends.items()}
+    bounds = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": high}
+    return values | {name: 100 * value / base if base > 0 else np.nan for name, value in bounds.items()}

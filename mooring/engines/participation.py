@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Participation: the clients of a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COHORT_DRAW_CLIENTS = 1 << 16  # clients of a large population whose random word
 
 
 def sample_cohort(plan: TrainingPlan, keys: np.ndarray, t: int) -> Tensor:
-    """The clients of round t: uniform, without replacement, the same for every method under one seed."""
+    """Return the clients of round t: uniform, without replacement, the same for every method under one seed."""
     return draw_cohort(plan, mix_counter(keys), t)
 
 
@@ -23,26 +23,27 @@ def draw_cohort(plan: TrainingPlan, mixed_keys: np.ndarray, t: int) -> Tensor:
     """`sample_cohort`, given mix_counter(keys): the clients with the lowest random words."""
     state, m = random_words(plan.seed, "participation", t), len(mixed_keys)
     count = cohort_size(plan, m)
-    share = (count + 6 * count**0.5 + 10) / m  # hardly ever are fewer than `count` words in the lowest share
-    places, words = _lowest_words(state, mixed_keys, share) if share < 0.5 else (np.zeros(0, int), np.zeros(0))
+    share = (count + 6 * count**0.5 + 10) / m  # fewer than `count` words in this share are very unlikely
+    places, random_values = _lowest_words(state, mixed_keys, share) if share < 0.5 else (np.zeros(0, int), np.zeros(0))
     if len(places) < count:
-        places, words = np.arange(m), add_mixed_counter(state, mixed_keys)
-    return torch.from_numpy(np.sort(places[np.argsort(words, kind="stable")[:count]]))
+        places, random_values = np.arange(m), add_mixed_counter(state, mixed_keys)
+    return torch.from_numpy(np.sort(places[np.argsort(random_values, kind="stable")[:count]]))
 
 
 def _lowest_words(state: np.ndarray, mixed_keys: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """The places and words of the clients whose words are in the lowest `share`, by pieces that fit the cache."""
-    places, words, room = [], [], np.empty((2, min(COHORT_DRAW_CLIENTS, len(mixed_keys))), np.uint64)
+    """Return the positions and random words of the clients with words in the lowest `share`, by blocks that fit the
+    cache."""
+    places, low_values, buffer = [], [], np.empty((2, min(COHORT_DRAW_CLIENTS, len(mixed_keys))), np.uint64)
     for begin in range(0, len(mixed_keys), COHORT_DRAW_CLIENTS):
-        piece = mixed_keys[begin : begin + COHORT_DRAW_CLIENTS]
-        low, word = words_below(state, piece, int(share * 2.0**64), room)
+        block = mixed_keys[begin : begin + COHORT_DRAW_CLIENTS]
+        low, block_values = words_below(state, block, int(share * 2.0**64), buffer)
         places.append(begin + low)
-        words.append(word)
-    return np.concatenate(places), np.concatenate(words)
+        low_values.append(block_values)
+    return np.concatenate(places), np.concatenate(low_values)
 
 
 def cohort_size(plan: TrainingPlan, m: int) -> int:
-    """How many of m clients take part in a round."""
+    """Return the number of clients out of m in a round."""
     count = round(plan.participation * m) if plan.participation <= 1 else int(plan.participation)
     if count > m:
         raise RequestError(f"participation asks for {count} clients, but there are {m}.")

@@ -1,8 +1,8 @@
-"""Coefficients that stay with their client: a head, adapters, BatchNorm statistics.
+"""Coefficients that clients do not send: a head, adapters, BatchNorm statistics.
 
 Every client has its own copy of the coefficients that `personal` names, which is never sent. An algorithm sees, instead
 of the server's tensors [d], a tensor [C, d] with each client's own numbers there; what its server would make of the
-client's message alone is the client's next copy. So FedAvg with a personal head is FedPer, and of Ditto, FedProx and
+client's single message is the client's next copy. So FedAvg with a personal head is FedPer, and of Ditto, FedProx and
 APFL the named part of the global model is the client's own as well.
 """
 
@@ -54,7 +54,7 @@ def check_buffers(algorithm: AnyAlgorithm, task: Task) -> None:
 
 
 def _splits_itself(algorithm: AnyAlgorithm) -> bool:
-    """Whether the algorithm has no such field, or one of its own that says something else, as FedPer has."""
+    """Return whether the algorithm has no such field, or defines its own with another meaning, as FedPer does."""
     kinds = [kind for kind in type(algorithm).__mro__ if "personal" in vars(kind).get("__annotations__", {})]
     return kinds != [LocalWork]
 
@@ -86,9 +86,9 @@ def drop_personal_entries(
     the `first` state: clients have that, and use their own copies."""
 
     def drop(name: str, part: Tensor) -> Tensor:
-        known = first.get(name)
-        is_unchanged = known is not None and part.shape == known.shape == mask.shape
-        return part[~mask] if is_unchanged and torch.equal(part[mask], known[mask]) else part  # type: ignore[index]
+        initial = first.get(name)
+        is_unchanged = initial is not None and part.shape == initial.shape == mask.shape
+        return part[~mask] if is_unchanged and torch.equal(part[mask], initial[mask]) else part  # type: ignore[index]
 
     return {name: drop(name, part) for name, part in tensors.items()}
 
@@ -114,8 +114,8 @@ class PersonalParts:
         self._algorithm, self.mask = algorithm, mask
         self._personal, self._shared = mask.nonzero().flatten(), (~mask).nonzero().flatten()
         self._dim = len(mask)
-        known = {field.name for field in fields(algorithm)} if is_dataclass(algorithm) else set()
-        self._alone = replace(algorithm, **{k: v for k, v in PLAIN_SERVER.items() if k in known})
+        field_names = {field.name for field in fields(algorithm)} if is_dataclass(algorithm) else set()
+        self._alone = replace(algorithm, **{k: v for k, v in PLAIN_SERVER.items() if k in field_names})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._algorithm, name)
@@ -133,11 +133,11 @@ class PersonalParts:
     def client_update(
         self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round
     ) -> tuple[Any, Any]:
-        own = self._own(client)
-        seen = self._seen_by(server, own, len(data))
-        state, message = self._algorithm.client_update(seen, client, task, data, round)
+        own = self._own_copies(client)
+        visible = self._visible_server(server, own, len(data))
+        state, message = self._algorithm.client_update(visible, client, task, data, round)
         if message is not None:
-            after = self._alone.server_update(seen, message, round._replace(clients=1, cohort=1, weight=1.0))
+            after = self._alone.server_update(visible, message, round._replace(clients=1, cohort=1, weight=1.0))
             personal = {name: getattr(after, name) for name in own}
             own |= {name: part[:, self._personal] for name, part in personal.items() if part is not None}
         return self._with_own(state, own), self._map(message, lambda part: part[..., self._shared])
@@ -157,19 +157,19 @@ class PersonalParts:
         return after._replace(**personal)
 
     def finetune(self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
-        own = self._own(client)
-        state = self._algorithm.finetune(self._seen_by(server, own, len(data)), client, task, data, round)
+        own = self._own_copies(client)
+        state = self._algorithm.finetune(self._visible_server(server, own, len(data)), client, task, data, round)
         return self._with_own(state, own)
 
     def personal_model(self, server: StateTree, client: StateTree) -> Tensor:
-        own = self._own(client)
-        return self._algorithm.personal_model(self._seen_by(server, own, len(client[-1])), client)
+        own = self._own_copies(client)
+        return self._algorithm.personal_model(self._visible_server(server, own, len(client[-1])), client)
 
     def _is_split(self, name: str, server: StateTree) -> bool:
         part = getattr(server, name)
         return isinstance(part, Tensor) and part.shape == (self._dim,) and name not in self._algorithm.server_only
 
-    def _own(self, client: StateTree) -> dict[str, Tensor]:
+    def _own_copies(self, client: StateTree) -> dict[str, Tensor]:
         """A client's own copies of parts of the server's state, by name."""
         return {name[len(OWN) :]: part for name, part in zip(client._fields, client) if name.startswith(OWN)}
 
@@ -179,14 +179,14 @@ class PersonalParts:
             return state._replace(**{OWN + name: part for name, part in own.items()})
         return _state_type(type(state), tuple(own))(*state, *own.values())
 
-    def _seen_by(self, server: StateTree, own: dict[str, Tensor], clients: int) -> StateTree:
+    def _visible_server(self, server: StateTree, own: dict[str, Tensor], clients: int) -> StateTree:
         """The server's state with [C, d] in place of [d]: each client's own numbers at its personal coefficients."""
-        seen = {}
+        visible = {}
         for name, part in own.items():
             full = getattr(server, name).expand(clients, -1).clone()
             full[:, self._personal] = part
-            seen[name] = full
-        return server._replace(**seen)
+            visible[name] = full
+        return server._replace(**visible)
 
     def _map(self, message: StateTree, change: Any, size: int | None = None) -> StateTree:
         """The message with its tensors of one number per coefficient changed."""

@@ -1,4 +1,4 @@
-"""`predict`: what a finished run's models say about new rows."""
+"""`predict`: predictions of a finished run's models for new rows."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def read_task_and_schema(directory: RunDirectory) -> tuple[Any, Schema]:
 
 
 def read_schema(directory: RunDirectory) -> Schema:
-    """How the table of a run became numbers."""
+    """Return the encoding of a run's table."""
     return Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
 
 
 def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirectory, list[str]]:
-    """The run whose models are meant, and notes: of a comparison, `method`, or else its best on validation rows."""
+    """Return the run with the models, and notes: of a comparison, `method`, or else the best on validation rows."""
     directory = open_run(path)
     if PURPOSES[directory.run.mooring.purpose].methods != "several":
         if method is not None:
@@ -49,8 +49,8 @@ def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirec
         raise RequestError(
             f"{path}: unknown method '{method}'; it compares {', '.join(losses)}.{suggest_name(method, losses)}"
         )
-    known = {name: loss for name, loss in losses.items() if loss is not None and loss == loss}
-    best = method or min(known or losses, key=lambda name: known.get(name, 0.0))
+    known_losses = {name: loss for name, loss in losses.items() if loss is not None and loss == loss}
+    best = method or min(known_losses or losses, key=lambda name: known_losses.get(name, 0.0))
     notes = [] if method else [f"A comparison: the models are those of {best}, the best on validation rows."]
     return directory.of_method(best), notes
 
@@ -69,11 +69,11 @@ def predict(
     `interval` is the level of prediction intervals, such as 0.9, which runs of `advise` and `fit` with a numeric target
     have: the columns `<target>_low` and `<target>_high`. A target column of the source is called `<target> (actual)`.
 
-    With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
-    row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the global one;
-    a table without it by the only client of a run that has but one.
-    Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust_code` lets a run
-    that a stranger made run the model file that it names.
+    With `client` that client's model predicts every row. Otherwise, in a table with the client column, each client's
+    own model predicts its rows, and the global one rows of unknown clients and rows without a client;
+    a table without it is predicted by the only client of a run with one client.
+    Of a comparison, `method` names the models (default: the best on validation rows). `trust_code` lets a run
+    of somebody else use the model file that it names.
     """
     directory, method_notes = choose_method(path, method)
     if trust_code:
@@ -86,7 +86,7 @@ def predict(
 
 
 def stored_recommendations(directory: RunDirectory) -> dict[str, str]:
-    """Each client's recommended model, local, global or personal; nothing where the run recommends none."""
+    """Each client's recommended model, local, global or personal; empty if the run has no recommendations."""
     if not (directory.path / CLIENTS_FILE).is_file():
         return {}
     return name_recommendations(directory.clients)
@@ -98,7 +98,7 @@ def name_recommendations(clients: pd.DataFrame) -> dict[str, str]:
 
 
 def stored_intervals(directory: RunDirectory) -> IntervalScores | None:
-    """What a run keeps for prediction intervals."""
+    """Return the stored scores of prediction intervals."""
     if (directory.path / ADVICE_FILE).is_file():
         intervals = directory.advice.get("intervals")
     else:
@@ -112,34 +112,35 @@ def predict_rows(
     models: StoredModels,
     source: Any,
     client: object,
-    where: Path,
+    path: Path,
     scores: IntervalScores | None = None,
     interval: float | None = None,
     kinds: Mapping[str, str] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Predictions of a table's rows in the target's own units and words, and notes; `kinds` are recommended models."""
+    """Return predictions of a table's rows in the target's own units and classes, and notes; `kinds` are recommended
+    models."""
     table = read_source(source, read_as(schema))
     x, notes = encode_table(table.frame, schema, table.place)
-    owners = row_clients(table.frame, schema, client, models.clients, where)
-    nobody = owners == NO_CLIENT
-    if nobody.any():
-        rows = count_phrase(int(nobody.sum()), "row")
+    owners = row_clients(table.frame, schema, client, models.clients, path)
+    has_no_client = owners == NO_CLIENT
+    if has_no_client.any():
+        rows = count_phrase(int(has_no_client.sum()), "row")
         notes.append(f"{rows} with an empty cell in column '{schema.client}': predicted with the global model.")
-    unknown = sorted(set(owners[~nobody]) - set(models.clients))
+    unknown = sorted(set(owners[~has_no_client]) - set(models.clients))
     if unknown:
         notes.append(
             f"{count_phrase(len(unknown), 'unknown client')}, {quote_list(unknown, 3)}: predicted with the "
             "global model."
         )
-    known = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
+    position = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
     output: Any = None
-    for place in np.unique(known):
-        place_rows = np.flatnonzero(known == place)
-        w = models.common if place < 0 or models.personal is None else models.personal[int(place)]
+    for client_position in np.unique(position):
+        place_rows = np.flatnonzero(position == client_position)
+        w = models.common if client_position < 0 or models.personal is None else models.personal[int(client_position)]
         part = task.predict(w[None], torch.as_tensor(x[place_rows]).to(task.dtype)[None])[0].detach().double().numpy()
         output = np.full((len(owners), *part.shape[1:]), np.nan) if output is None else output
         output[place_rows] = part
-    if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network that says one logit
+    if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network with one logit
         output = np.stack([1 - output, output], 1)
     table_out = prediction_table(output, owners, schema)
     if interval is not None:
@@ -151,19 +152,21 @@ def predict_rows(
                 "client to measure by; a run of `mooring advise` has."
             )
     own_kinds = np.array([(kinds or {}).get(str(name), "personal") for name in owners], dtype=object)
-    answering = np.where(known >= 0, own_kinds, np.where(nobody, "global (no client)", "global (unknown client)"))
+    answering = np.where(
+        position >= 0, own_kinds, np.where(has_no_client, "global (no client)", "global (unknown client)")
+    )
     if models.personal is None:
         answering = np.full(len(owners), "global", dtype=object)
-    own = table.frame.rename(columns={schema.target: f"{schema.target} (actual)"})
+    source_columns = table.frame.rename(columns={schema.target: f"{schema.target} (actual)"})
     predicted = table_out.assign(model=answering)
-    own = own.drop(columns=[name for name in own.columns if name in predicted.columns])
-    return pd.concat([own.reset_index(drop=True), predicted], axis=1), notes
+    source_columns = source_columns.drop(columns=[name for name in source_columns.columns if name in predicted.columns])
+    return pd.concat([source_columns.reset_index(drop=True), predicted], axis=1), notes
 
 
 def interval_columns(
     prediction: Any, owners: np.ndarray, schema: Schema, scores: IntervalScores | None, level: float
 ) -> dict[str, np.ndarray]:
-    """The ends of each row's prediction interval."""
+    """Return the ends of each row's prediction interval."""
     if not 0 < level < 1:
         raise RequestError(f"the level of an interval is a share above 0 and below 1, got {level:g}.")
     if scores is None:
@@ -176,24 +179,26 @@ def interval_columns(
     return {f"{schema.target}_low": prediction - reach, f"{schema.target}_high": prediction + reach}
 
 
-def row_clients(frame: pd.DataFrame, schema: Schema, client: object, known: tuple[str, ...], where: Path) -> np.ndarray:
-    """Whose model answers each row; 3, 3.0 and "3" are one client."""
+def row_clients(
+    frame: pd.DataFrame, schema: Schema, client: object, client_names: tuple[str, ...], path: Path
+) -> np.ndarray:
+    """Return the client whose model predicts each row; 3, 3.0 and "3" are one client."""
     if client is not None:
         name = client_name(client)
-        if name not in known:
-            some = f"it has {len(known)}, such as {', '.join(known[:5])}"
-            raise RequestError(f"{where}: unknown client {str(client)!r}; {some}.{suggest_name(name, known)}")
+        if name not in client_names:
+            examples = f"it has {len(client_names)}, such as {', '.join(client_names[:5])}"
+            raise RequestError(f"{path}: unknown client {str(client)!r}; {examples}.{suggest_name(name, client_names)}")
         return np.full(len(frame), name, dtype=object)
     if schema.client in frame.columns:
         names = to_client_names(frame[schema.client])
         return np.array([*names.categories, NO_CLIENT], dtype=object)[names.codes]
-    if len(known) == 1:  # what a client of a federation is left: its own model, and nobody else's
-        return np.full(len(frame), known[0], dtype=object)
+    if len(client_names) == 1:  # a client of a deployment has only its own model
+        return np.full(len(frame), client_names[0], dtype=object)
     raise RequestError(f"the rows have no column '{schema.client}' that identifies the client; name one with --client.")
 
 
 def prediction_table(output: Any, owners: np.ndarray, schema: Schema) -> pd.DataFrame:
-    """Predictions as a table, in the target's own units and words."""
+    """Return predictions as a table, in the target's own units and classes."""
     frame = pd.DataFrame({"client": owners})
     if schema.kind == REGRESSION:
         return frame.assign(**{schema.target: output * schema.target_scale + schema.target_mean})

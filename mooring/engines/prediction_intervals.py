@@ -1,10 +1,10 @@
 """Prediction intervals from held-out residuals (split conformal prediction; Lei et al. 2018).
 
-A client of the run: |y - f| of rows that the models had not seen, divided by the client's residual standard deviation,
-which is pulled towards that of all clients where its rows are few. A new client: |y - f| of global models that were
-fitted without the client, each client counting alike: the mean over clients of the distributions of their residuals
-(Dunn, Wasserman, Ramdas 2023). With each client of a table left out in turn, intervals of 90% of this mean cover 90%
-of its rows; their guarantee for any table, the quantile L (m + 1) / m, covers 92% of 42 clients.
+A client of the run: |y - f| of rows that the models were not fitted to, divided by the client's residual standard
+deviation, which is pulled towards that of all clients where its rows are few. A new client: |y - f| of global models
+that were fitted without the client, each client counting alike: the mean over clients of the distributions of their
+residuals (Dunn, Wasserman, Ramdas 2023). With each client of a table left out in turn, intervals of 90% of this mean
+cover 90% of its rows; their guarantee for any table, the quantile L (m + 1) / m, covers 92% of 42 clients.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 from mooring.data.clients import REGRESSION, Clients
 from mooring.engines.metrics import concatenate_predictions, predict_all
 
-GRID = 400  # quantiles that are kept
+GRID = 400  # number of stored quantiles
 PRIOR_ROWS = 10.0  # rows that the residual variance of all clients counts like, in a client's own
 MAX_LEVEL = 0.999
 
 
 class UnseenPredictions(NamedTuple):
-    """What models that had not seen a row predict of it, in the target's units."""
+    """Predictions for rows that the models were not fitted to, in the target's units."""
 
     y: np.ndarray  # [n]
     prediction: np.ndarray  # [n], or [n, classes]
@@ -55,15 +55,17 @@ def quantile_at(grid: tuple[float, ...], share: float) -> float:
     return grid[min(math.ceil(share * (len(grid) - 1)), len(grid) - 1)]
 
 
-def score_residuals(names: tuple[str, ...], known: UnseenPredictions, new: UnseenPredictions | None) -> IntervalScores:
+def score_residuals(
+    names: tuple[str, ...], predictions: UnseenPredictions, new: UnseenPredictions | None
+) -> IntervalScores:
     """The scores of held-out predictions: by the models that clients use, and by global models without the client."""
-    residual = known.y - known.prediction
-    count = np.bincount(known.owner, minlength=len(names))
-    squares = np.bincount(known.owner, residual**2, len(names))
+    residual = predictions.y - predictions.prediction
+    count = np.bincount(predictions.owner, minlength=len(names))
+    squares = np.bincount(predictions.owner, residual**2, len(names))
     overall = squares.sum() / max(count.sum(), 1)
     sd = np.sqrt((PRIOR_ROWS * overall + squares) / (PRIOR_ROWS + count))
-    sd = np.maximum(sd, 1e-12 * max(float(np.abs(known.y).max(initial=0)), 1e-300))
-    scores = np.sort(np.abs(residual) / sd[known.owner])
+    sd = np.maximum(sd, 1e-12 * max(float(np.abs(predictions.y).max(initial=0)), 1e-300))
+    scores = np.sort(np.abs(residual) / sd[predictions.owner])
     grid = np.linspace(0, 1, GRID + 1)
     return IntervalScores(
         known=tuple(np.quantile(scores, grid, method="higher").tolist()),

@@ -1,4 +1,4 @@
-"""From a request to something that can run: data loaded, task built, algorithm resolved."""
+"""From a request to a job: data loaded, task built, algorithm resolved."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
 from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
 
-VALIDATION_SHARE = 0.2  # share of each client's rows, where a pooled data set is dealt out
-POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
+VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is partitioned
+POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are partitioned
 POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
-MAX_UNIT_CHECK_ROWS = 10_000  # enough to see which units a network speaks
+MAX_UNIT_CHECK_ROWS = 10_000  # enough to detect the units of a network's outputs
 
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for, with its data and its task."""
+    """A request with its data and its task."""
 
     run: RunFile
     clients: Clients
@@ -57,8 +57,8 @@ class Job:
 
     def algorithms(self) -> list[Algorithm[Any, Any, Any]]:
         """The methods of the run; resolved ones take the resolved numbers."""
-        asked = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
-        return [build(a.name, a.fields | (a.resolved or {}), self.copies, self.own) for a in asked]
+        sections = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
+        return [build(a.name, a.fields | (a.resolved or {}), self.copies, self.own) for a in sections]
 
 
 def prepare(
@@ -71,8 +71,8 @@ def prepare(
 ) -> Job:
     """Load the data (or take `source`), build the task, fix the number of threads and the kernels.
 
-    What no run file can hold comes beside it: data, a model and a loss in memory, algorithms of one's `own`. A run
-    that goes on is `copies` in its directory, with copies of the Python files that it names.
+    Inputs that a run file cannot contain are arguments: data, a model and a loss in memory, user classes (`own`). A run
+    that is resumed has `copies` of the Python files that it names in its directory.
     """
     if copies is not None:
         check_unchanged(user_code_specs(run), copies)
@@ -100,8 +100,8 @@ def prepare(
 
 
 def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> bool:
-    """Whether a network as it is given, pretrained perhaps, tells the target better in its own units than in standard
-    ones, (y - mean) / scale, which a fresh one learns more easily."""
+    """Return whether a network as given, perhaps pretrained, predicts the target better in its own units than in
+    standard ones, (y - mean) / scale, which a fresh one learns more easily."""
     if clients.kind != REGRESSION or task.has_own_loss or (clients.target_mean, clients.target_scale) == (0.0, 1.0):
         return False
     x, y = clients.train.x[:MAX_UNIT_CHECK_ROWS], clients.train.y[:MAX_UNIT_CHECK_ROWS].double()
@@ -125,34 +125,34 @@ def read_clients(run: RunFile, source: Any = None, standardise: bool = True) -> 
 
 
 def is_pooled(source: Any) -> bool:
-    """Whether a source is a data set that has no clients until it is dealt out."""
+    """Return whether a source is a data set that has no clients until it is partitioned."""
     return is_dataset_name(source) and source in LOADERS
 
 
 def check_unused_options(run: RunFile, source: Any = None) -> None:
-    """Options of [data] that this source has no use for are refused by name, not ignored."""
+    """Refuse options of [data] that do not apply to this source."""
     source = run.data.source if source is None else source
-    given = {name for name, field in DataSection.model_fields.items() if getattr(run.data, name) != field.default} - {
-        "source"
-    }
+    set_options = {
+        name for name, field in DataSection.model_fields.items() if getattr(run.data, name) != field.default
+    } - {"source"}
     if isinstance(source, Clients):
-        unused, why = given, "the clients' data are given as they are to be used"
+        unused, reason = set_options, "the clients' data are given as they are to be used"
     elif is_pooled(source):
-        unused, why = given - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; --partition divides it"
+        unused, reason = set_options - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; --partition divides it"
         if isinstance(run.data.split, str):
             unused |= {"split"}
     else:
-        unused, why = (
-            given & POOLED_ONLY_OPTIONS,
+        unused, reason = (
+            set_options & POOLED_ONLY_OPTIONS,
             f"that is for pooled data sets such as digits; {run.data.source} is none",
         )
     if unused:
         name = min(unused)
-        raise RequestError(f"{name} ({OPTIONS[name].flag}) does not apply: {why}.")
+        raise RequestError(f"{name} ({OPTIONS[name].flag}) does not apply: {reason}.")
 
 
 def load_options(run: RunFile) -> JsonObject:
-    """A run file's options as `load` and `check` take them."""
+    """Return a run file's options for `load` and `check`."""
     options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *POOLED_ONLY_OPTIONS})
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
@@ -163,70 +163,72 @@ def load_options(run: RunFile) -> JsonObject:
 
 
 def data_seed(run: RunFile) -> int:
-    """The seed of splits and dealings."""
+    """Return the seed of splits and partitions."""
     return run.training.seed if run.data.split_seed is None else run.data.split_seed
 
 
 def partition_options(run: RunFile) -> JsonObject:
-    """How a pooled data set is dealt out; the run's shares and seed hold unless the dealing has its own."""
+    """Return the options of a pooled data set's partition; the run's shares and seed are defaults."""
     from mooring.data.image_datasets import load_image_dataset
 
-    own = run.data.partition or {}
+    partition = run.data.partition or {}
     hints = get_type_hints(load_image_dataset)
     fixed = ("name", "data_dir", "dtype", "return")
-    check_fields(f"--partition of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
+    check_fields(
+        f"--partition of {run.data.source}", partition, {name: hints[name] for name in hints if name not in fixed}
+    )
     shares: JsonObject = {"validation": VALIDATION_SHARE}
     if run.data.split is not None:
-        twice = {"validation", "test"} & set(own)
+        twice = {"validation", "test"} & set(partition)
         if twice:
             raise RequestError(f"{min(twice)} is given twice: by --split and by --partition; leave one out.")
         shares = {"validation": run.data.split[1], "test": run.data.split[2]}
-    return {"seed": data_seed(run), **shares, **own}
+    return {"seed": data_seed(run), **shares, **partition}
 
 
 def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, copies: Path | None = None) -> Task:
     """The task that the run file names, with the dtype of the data; a network's file is the one in `copies`, if any."""
-    about = run.task
-    if about.model is not None and (model is None or isinstance(model, str)):
-        model = load_python(about.model, "model", copies)
+    section = run.task
+    if section.model is not None and (model is None or isinstance(model, str)):
+        model = load_python(section.model, "model", copies)
     if model is not None:
-        if about.name not in (None, "module"):
-            raise RequestError(f"a model is a task of its own; leave out task '{about.name}', or the model.")
+        if section.name not in (None, "module"):
+            raise RequestError(f"a model is a task of its own; leave out task '{section.name}', or the model.")
         return make_network_task(run, clients, model, loss, copies)
-    if about.name == "module":
+    if section.name == "module":
         raise RequestError("task 'module' needs a model; give one as model = \"my_model.py:make\".")
     if run.training.device not in (None, "cpu"):
         raise RequestError(f"device {run.training.device!r} is for networks; other tasks compute on the processor.")
-    if about.loss is not None or loss is not None:
+    if section.loss is not None or loss is not None:
         raise RequestError(
-            f"loss {about.loss!r} is for a network, given as a model; "
+            f"loss {section.loss!r} is for a network, given as a model; "
             "tasks such as quantile or absolute have their own: see --task."
         )
     if clients.train.x.ndim != 2:
         raise RequestError(
-            f"task '{about.name or 'auto'}' needs rows of numbers, but the inputs have the shape "
+            f"task '{section.name or 'auto'}' needs rows of numbers, but the inputs have the shape "
             f"{tuple(clients.train.x.shape[1:])}; give a model."
         )
-    known = dict(about.fields) | {"dtype": clients.train.x.dtype}
-    return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), known)
+    settings = dict(section.fields) | {"dtype": clients.train.x.dtype}
+    return catalog.build(section.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), settings)
 
 
 def make_network_task(
     run: RunFile, clients: Clients, model: Any, loss: Any = None, copies: Path | None = None
 ) -> NetworkTask:
-    """A network's task; its loss is the one asked for, or follows from the target."""
-    about = run.task
+    """A network's task; its loss is the requested one, or follows from the target."""
+    section = run.task
     fields_ = {name: kind for name, kind in catalog.field_types(NetworkTask).items() if name != "loss"}
-    check_fields("the model's task", about.fields, fields_)
+    check_fields("the model's task", section.fields, fields_)
     if not callable(loss):
-        loss = about.loss
+        loss = section.loss
         if loss == IN_MEMORY:
             raise RequestError("the run's loss was in memory; pass it again from Python.")
         loss = load_python(loss, "loss", copies) if loss is not None and is_spec(loss) else loss
-    make, units = model_factory(model, clients), about.fields.get("units", STANDARD_UNITS)
-    fields = {"ridge": about.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
+    make, units = model_factory(model, clients), section.fields.get("units", STANDARD_UNITS)
+    fields = {"ridge": section.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
     fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}
-    fields |= {"buffers": about.fields["buffers"]} if "buffers" in about.fields else {}
+    fields |= {"buffers": section.fields["buffers"]} if "buffers" in section.fields else {}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
     if loss is not None:
         return NetworkTask(make, loss, units=units, **fields)
@@ -239,50 +241,52 @@ def make_network_task(
 
 
 def has_single_output(task: NetworkTask, clients: Clients) -> bool:
-    """Whether the network says one number about a row: of two classes, the logit of the second."""
+    """Return whether the network outputs one number per row: of two classes, the logit of the second."""
     row = clients.train.x[:1]
     return len(row) > 0 and task.predict(task.start()[None], row[None]).numel() == 1
 
 
 def model_factory(model: Any, clients: Clients) -> Callable[[], nn.Module]:
-    """A function without arguments that makes the model: a copy of the one given, with its weights, or what a function
-    makes; `features` and `classes` are filled in."""
+    """Return a function without arguments that makes the model: a copy of a module with its weights, or the result of a
+    function; `features` and `classes` are filled in."""
     if isinstance(model, nn.Module):
         return lambda: copy.deepcopy(model)
     if not callable(model):
         raise RequestError(f"a model is a torch.nn.Module or a function that makes one, got {type(model).__name__}.")
     outputs = clients.train.y.shape[1] if clients.train.y.ndim > 1 else len(clients.classes)
-    known = {"features": int(clients.train.x[0].numel()), "classes": outputs}
+    available = {"features": int(clients.train.x[0].numel()), "classes": outputs}
     accepted = inspect.signature(model).parameters
-    given = {name: value for name, value in known.items() if name in accepted}
-    return lambda: model(**given)
+    arguments = {name: value for name, value in available.items() if name in accepted}
+    return lambda: model(**arguments)
 
 
 class DataShape:
-    """What a task needs to know of the data that a run was made from, without the data."""
+    """Shape and kind of a run's data, which a task needs, without the data."""
 
-    def __init__(self, about: NamedValues, dtype: torch.dtype):
-        self.kind, self.classes = about["kind"], tuple(about["classes"])
-        self.target_mean, self.target_scale = about.get("target_mean", 0.0), about.get("target_scale", 1.0)
+    def __init__(self, description: NamedValues, dtype: torch.dtype):
+        self.kind, self.classes = description["kind"], tuple(description["classes"])
+        self.target_mean, self.target_scale = description.get("target_mean", 0.0), description.get("target_scale", 1.0)
         self.train = self
-        whole = about.get("whole", False)
-        self.x = torch.zeros(1, *about.get("inputs", [len(about["features"])]), dtype=torch.int64 if whole else dtype)
-        self.y = torch.zeros(1, *about.get("outputs", ()))
+        is_integer = description.get("whole", False)
+        self.x = torch.zeros(
+            1, *description.get("inputs", [len(description["features"])]), dtype=torch.int64 if is_integer else dtype
+        )
+        self.y = torch.zeros(1, *description.get("outputs", ()))
 
 
 def read_task(directory: RunDirectory, model: Any = None, loss: Any = None) -> Task:
     """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
-    run, about = directory.run, directory.models.task
+    run, description = directory.run, directory.models.task
     if run.task.name == "module" and run.task.model is None and model is None:
         raise RequestError(f"{directory.path}: its model was in memory; pass it again: mooring.open(run, model=model).")
     wide = run.task.model is None and run.task.name != "module"
-    return make_task(run, DataShape(about, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
+    return make_task(run, DataShape(description, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
 
 
-def make_simulator(job: Job, known: StatisticsCache | None = None) -> Simulator:
-    """The job's clients in this process; in a trial some of them train on wrong labels."""
-    how, clients = job.run.training, job.clients
-    if how.attack is not None and attacks.parse_attack(how.attack)[0] == attacks.LABEL_FLIP:
-        lying = attacks.malicious_clients(how.attack, how.seed, clients.keys)
+def make_simulator(job: Job, statistics: StatisticsCache | None = None) -> Simulator:
+    """Return a simulator of the job's clients; in a trial some of them train on wrong labels."""
+    training, clients = job.run.training, job.clients
+    if training.attack is not None and attacks.parse_attack(training.attack)[0] == attacks.LABEL_FLIP:
+        lying = attacks.malicious_clients(training.attack, training.seed, clients.keys)
         clients = replace(clients, train=attacks.flip_labels(clients.train, lying, len(clients.classes)))
-    return Simulator(job.task, clients, clients.weights(how.weights), how.chunk or 0, known)
+    return Simulator(job.task, clients, clients.weights(training.weights), training.chunk or 0, statistics)

@@ -1,16 +1,16 @@
-"""Client-level differential privacy: clip what each client sends, add Gaussian noise to the sum, count what it costs.
+"""Client-level differential privacy: clip each client's message, add Gaussian noise to the sum, count the privacy loss.
 
-    mean_t    =  sum_i a_i clip(x_i)  +  noise * clip * max_i a_i * N(0, I)        a_i: shares of the clients asked
+    mean_t    =  sum_i a_i clip(x_i)  +  noise * clip * max_i a_i * N(0, I)        a_i: shares of the cohort's clients
     epsilon   of n Gaussian releases at `noise` is that of one at noise / sqrt(n), exactly; n: how often the client that
               took part most often took part
 
-It bounds what the sequence of common models tells about any one client's rows, against somebody who knows everything
-else: the other clients' rows, the shares, and who took part in which round (so no gain is claimed from sampling). The
-server is trusted: it sees single messages, clips them and draws the noise. docs/privacy.md says what is not covered.
+It bounds what the sequence of global models reveals about any one client's rows, against somebody who knows everything
+else: the other clients' rows, the shares, and the participants of each round (so no gain is claimed from sampling). The
+server is trusted: it sees single messages, clips them and draws the noise. docs/privacy.md states what is not covered.
 
 The cost is written to the ledger before a mean is used. The noise is a function of a key that is drawn for each run and
 of the clipped messages: a round that is computed again after a crash with the same messages gives the same sum, which
-tells nothing new and costs nothing; with any other message the noise is fresh, and the ledger counts again.
+reveals nothing new and costs nothing; with any other message the noise is fresh, and the ledger counts again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from mooring.runs.atomic_files import json_bytes as sealed_json
 from mooring.runs.atomic_files import read_json, sync_directory, temporary_path, write_error, write_json
 
 LEDGER_FILE, NOISE_KEY_FILE = "privacy.json", "noise.key"
-DEFAULT_DELTA = 1e-5  # where nobody says otherwise
+DEFAULT_DELTA = 1e-5  # unless it is set
 
 
 def compute_epsilon(noise: float, releases: int, delta: float) -> float:
-    """The epsilon at `delta` of so many releases with Gaussian noise of `noise` sensitivities."""
+    """Return the epsilon at `delta` of this number of releases with Gaussian noise of `noise` sensitivities."""
     if not releases:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:
@@ -51,7 +51,7 @@ def compute_epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def make_private_mean(plan: Any, clients: int, directory: Path | None = None) -> PrivateMean | None:
-    """What keeps the promise of a plan that asks for noise."""
+    """Return the private mean of a plan with noise; None without noise."""
     if plan.noise is None or plan.clip is None:
         return None
     return PrivateMean(plan.noise, plan.clip, plan.delta or DEFAULT_DELTA, clients, directory)
@@ -63,9 +63,9 @@ class PrivateMean:
     def __init__(self, noise: float, clip: float, delta: float, clients: int, directory: Path | None = None):
         self.noise, self.clip, self.delta, self.directory = noise, clip, delta, directory
         self.key = secrets.token_bytes(32)
-        self.taken = np.zeros(clients, dtype=np.int64)  # in how many releases each client took part
+        self.taken = np.zeros(clients, dtype=np.int64)  # number of releases with each client
         self.entries: list[JsonObject] = []
-        compute_epsilon(noise, 1, delta)  # told at once where it cannot be counted
+        compute_epsilon(noise, 1, delta)  # fails at once if it cannot be computed
         if directory is not None:
             self._open(directory)
 
@@ -74,7 +74,7 @@ class PrivateMean:
         return compute_epsilon(self.noise, int(self.taken.max(initial=0)), self.delta)
 
     def mean(self, message: StateTree, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> StateTree:
-        """The noisy sum of the clipped messages of `who`, with shares p / sum p of the whole cohort that was asked."""
+        """The noisy sum of the clipped messages of `who`, with shares p / sum p of the entire cohort."""
         share = p.double() / p.double().sum()
         shares = share[torch.isin(cohort, who)]
         safe = flatten_messages(clip_messages(message, self.clip))
@@ -88,7 +88,7 @@ class PrivateMean:
         return unflatten_message(total + sigma * draw_normals(self.key + digest.digest(), len(total)), message)
 
     def _enter(self, t: int, digest: str, cohort: Tensor) -> None:
-        """Write a release down before it happens; the same one again is none."""
+        """Record a release before it happens; a repeated one does not count."""
         if any(entry["digest"] == digest for entry in self.entries):
             return
         self.taken[cohort.numpy()] += 1
@@ -111,17 +111,17 @@ class PrivateMean:
 
 
 def draw_normals(key: bytes, count: int) -> Tensor:
-    """[count] independent standard normal numbers, a function of the key that nobody can guess (SHAKE-256)."""
+    """[count] independent standard normal numbers, an unpredictable function of the key (SHAKE-256)."""
     pairs = (count + 1) // 2
-    words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), dtype="<u8").reshape(2, pairs)
-    u, angle = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    integers = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), dtype="<u8").reshape(2, pairs)
+    u, angle = ((integers >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     radius = np.sqrt(-2 * np.log(u))
-    both = np.concatenate([radius * np.cos(2 * np.pi * angle), radius * np.sin(2 * np.pi * angle)])
-    return torch.from_numpy(both[:count])
+    normals = np.concatenate([radius * np.cos(2 * np.pi * angle), radius * np.sin(2 * np.pi * angle)])
+    return torch.from_numpy(normals[:count])
 
 
 def write_secret(path: Path, value: JsonObject) -> None:
-    """A sealed file that its owner alone may read, whole or absent."""
+    """Write a sealed file that only its owner may read, atomically."""
     temp = temporary_path(path.parent)
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,13 +1,13 @@
-"""Between clients and server: what a client tells is looked at before it counts.
+"""Checks of the clients' statistics, weights and replies before they are used.
 
-    facts      a client whose numbers before the first round are not finite is named, and nothing starts
+    statistics a client whose numbers before the first round are not finite is named, and nothing starts
     weights    shares are finite, none negative; the option `weight_cap` bounds every client's share of a round
     replies    of the right kind, shape and dtype, finite, and not absurdly large; others are left out, by name
     clip       the option that shortens a reply to a length of at most `clip`
 
-A reply is absurd when its largest entry exceeds ABSURD times what is usual: the round's median, the common model's
-largest entry, or 1. Honest clients of one federation do not differ by that much, so it changes no honest run; it stops
-what overflowed or lies, not a careful attacker: for those there are robust averages (`core/aggregation.py`).
+A reply is absurd if its largest entry exceeds MAX_SIZE_FACTOR times the usual: the round's median, the global model's
+largest entry, or 1. Honest clients do not differ by that much, so no honest run changes; the check stops
+overflows and crude attacks; robust averages stop careful attackers (`core/aggregation.py`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from mooring.engines import local_update
 from mooring.estimates.client_statistics import ClientStatistics
 
 MAX_SIZE_FACTOR = 1e6
-MAX_REPORTED_ROWS = 1e12  # more than anybody has
-MIN_REPLIES_FOR_MEDIAN = 3  # replies from which on a median says what is usual
+MAX_REPORTED_ROWS = 1e12  # more rows than any client has
+MIN_REPLIES_FOR_MEDIAN = 3  # replies from which a median is used
 CHECKED_STATISTICS = (
     "smooth",
     "noise",
     "trace",
     "largest",
-)  # scalars that every client with rows can tell, if the task can
+)  # scalars that every client with rows has, if the task has them
 
 
 class CheckedReplies(NamedTuple):
-    """The replies that may be merged, and why the others may not."""
+    """The replies that may be merged, and the reasons for refusing the others."""
 
     who: Tensor  # [K], places in the roster
     message: StateTree  # stacked [K, ...]
@@ -48,29 +48,31 @@ class CheckedReplies(NamedTuple):
 
 
 def check_replies(message: StateTree, who: Tensor, pattern: Any = None, usual: float = 1.0) -> CheckedReplies:
-    """Which of the replies of the clients `who` may be merged.
+    """Return which replies of the clients `who` may be merged.
 
-    `message` is a stacked one [R, ...], or a list of what each client sent, which then is held to `pattern`: one
-    client's message [1, ...] as it must look. `usual` is the size of an entry that nobody need wonder at.
+    `message` is a stacked one [R, ...], or a list of the clients' messages, which must match `pattern`: one
+    client's message [1, ...]. `usual` is the size of a usual entry.
     """
     refused: dict[int, str] = {}
     if isinstance(message, list):
         wrong = [describe_mismatch(reply, pattern) for reply in message]
-        refused = {int(place): why for place, why in zip(who, wrong) if why}
+        refused = {int(place): reason for place, reason in zip(who, wrong) if reason}
         message = stack_states(
-            [reply for reply, why in zip(message, wrong) if not why] or [select(pattern, torch.arange(0))]
+            [reply for reply, reason in zip(message, wrong) if not reason] or [select(pattern, torch.arange(0))]
         )
-        who = who[torch.tensor([not why for why in wrong], dtype=torch.bool)]
+        who = who[torch.tensor([not reason for reason in wrong], dtype=torch.bool)]
     good = torch.ones(len(who), dtype=torch.bool)
     for part in message_tensors(message):
         size = largest_entries(part.reshape(len(part), -1)) if part[:1].numel() else torch.zeros(len(part))
         finite = torch.isfinite(size)
         refused |= {int(place): "its reply holds nan or infinity" for place in who[~finite]}
-        known = size[finite]
-        most = MAX_SIZE_FACTOR * max(float(known.median()) if len(known) >= MIN_REPLIES_FOR_MEDIAN else 0.0, usual, 1.0)
-        absurd = finite & (size > most) & (len(known) >= MIN_REPLIES_FOR_MEDIAN)
+        finite_sizes = size[finite]
+        max_size = MAX_SIZE_FACTOR * max(
+            float(finite_sizes.median()) if len(finite_sizes) >= MIN_REPLIES_FOR_MEDIAN else 0.0, usual, 1.0
+        )
+        absurd = finite & (size > max_size) & (len(finite_sizes) >= MIN_REPLIES_FOR_MEDIAN)
         for place, norm in zip(who[absurd].tolist(), size[absurd].tolist()):
-            refused[place] = f"its reply holds {norm:.3g}, where {most / MAX_SIZE_FACTOR:.3g} is usual"
+            refused[place] = f"its reply holds {norm:.3g}, where {max_size / MAX_SIZE_FACTOR:.3g} is usual"
         good &= finite & ~absurd
     return CheckedReplies(who[good], message if bool(good.all()) else select(message, good), refused)
 
@@ -81,25 +83,27 @@ def largest_entries(flat: Tensor) -> Tensor:
 
 
 def describe_mismatch(message: StateTree, pattern: Any) -> str | None:
-    """Why one client's message is not built as `pattern` is; None if it is."""
+    """Return why one client's message does not match `pattern`; None if it does."""
     if isinstance(pattern, Tensor) or pattern is None:
-        return _unlike("its reply", message, pattern)
+        return _describe_difference("its reply", message, pattern)
     if not hasattr(message, "_fields") or message._fields != pattern._fields:
         received = ", ".join(getattr(message, "_fields", ())) or type(message).__name__
         return f"its reply is made of {received} where {', '.join(pattern._fields)} is right"
-    differences = (_unlike(f"{name} in its reply", *pair) for name, *pair in zip(pattern._fields, message, pattern))
+    differences = (
+        _describe_difference(f"{name} in its reply", *pair) for name, *pair in zip(pattern._fields, message, pattern)
+    )
     return next(filter(None, differences), None)
 
 
-def _unlike(what: str, value: Any, right: Tensor | None) -> str | None:
+def _describe_difference(label: str, value: Any, right: Tensor | None) -> str | None:
     if right is None:
-        return None if value is None else f"{what} is a {type(value).__name__} where nothing is right"
+        return None if value is None else f"{label} is a {type(value).__name__} where nothing is right"
     if not isinstance(value, Tensor):
-        return f"{what} is a {type(value).__name__} where numbers are right"
+        return f"{label} is a {type(value).__name__} where numbers are right"
     if value.dtype != right.dtype:
-        return f"{what} holds {value.dtype} where {right.dtype} is right"
+        return f"{label} holds {value.dtype} where {right.dtype} is right"
     if value.shape != right.shape:
-        return f"{what} has the shape {list(value.shape[1:])} where {list(right.shape[1:])} is right"
+        return f"{label} has the shape {list(value.shape[1:])} where {list(right.shape[1:])} is right"
     return None
 
 
@@ -119,32 +123,32 @@ def message_tensors(message: StateTree) -> list[Tensor]:
     return [part for part in parts if part is not None and len(part)]
 
 
-def clip_messages(message: StateTree, most: float | None) -> StateTree:
-    """Each client's message with a length of at most `most`; its direction stays."""
-    if most is None or message is None:
+def clip_messages(message: StateTree, max_length: float | None) -> StateTree:
+    """Each client's message with a length of at most `max_length`; its direction is unchanged."""
+    if max_length is None or message is None:
         return message
     vector = flatten_messages(message)
     length = vector.double().norm(dim=1)
-    share = most / length.clamp(min=torch.finfo(length.dtype).tiny)
-    below = 1 - 2 * torch.finfo(vector.dtype).eps  # what is shortened is rounded: not above `most`
+    share = max_length / length.clamp(min=torch.finfo(length.dtype).tiny)
+    below = 1 - 2 * torch.finfo(vector.dtype).eps  # rounding must not exceed `max_length`
     return scale_messages(message, torch.where(share < 1, share * below, 1.0))
 
 
-def cap_shares(p: Tensor, most: float | None) -> Tensor:
-    """Shares proportional to p, of which none exceeds `most`; equal ones where there are too few clients for that.
+def cap_shares(p: Tensor, max_share: float | None) -> Tensor:
+    """Return shares proportional to p, none above `max_share`; equal ones if there are too few clients for that.
 
-    Without `most` p stays as it is."""
-    if most is None:
+    Without `max_share`, p is unchanged."""
+    if max_share is None:
         return p
     share = p.double() / p.double().sum()
-    if most * len(p) <= 1:
+    if max_share * len(p) <= 1:
         return torch.full_like(share, 1 / len(p))
-    held = torch.zeros(len(p), dtype=torch.bool)
-    while bool((share > most * (1 + 1e-12)).any()):
-        held |= share >= most
-        remaining_share = 1 - most * int(held.sum())
-        free = torch.where(held, 0.0, p.double())
-        share = torch.where(held, most, free / free.sum() * remaining_share)
+    is_capped = torch.zeros(len(p), dtype=torch.bool)
+    while bool((share > max_share * (1 + 1e-12)).any()):
+        is_capped |= share >= max_share
+        remaining_share = 1 - max_share * int(is_capped.sum())
+        free = torch.where(is_capped, 0.0, p.double())
+        share = torch.where(is_capped, max_share, free / free.sum() * remaining_share)
     return share
 
 
@@ -158,23 +162,23 @@ def check_weights(names: Sequence[str], p: Tensor) -> None:
 
 
 def check_sizes(names: Sequence[str], sizes: Sequence[Any]) -> Tensor:
-    """[m] the numbers of rows that clients report, refused by name where they are none."""
+    """[m] the numbers of rows that clients report, refused by name if they are invalid."""
     for name, size in zip(names, sizes):
-        known = isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size <= MAX_REPORTED_ROWS
-        if not known or size != int(size):
+        is_valid = isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size <= MAX_REPORTED_ROWS
+        if not is_valid or size != int(size):
             raise RequestError(
                 f"client '{name}' reports {size!r} rows; a whole number up to {MAX_REPORTED_ROWS:.0g} is right."
             )
     return torch.tensor([int(size) for size in sizes])
 
 
-def check_statistics(names: Sequence[str], facts: ClientStatistics) -> None:
-    """Refuse to begin with a client whose facts are not finite while others' are: settings would rest on it."""
+def check_statistics(names: Sequence[str], statistics: ClientStatistics) -> None:
+    """Refuse a client whose statistics are not finite while others' are: hyperparameters would depend on it."""
     for field in CHECKED_STATISTICS:
-        value = getattr(facts, field)
-        known = torch.isfinite(value) | (facts.n == 0)
-        if bool(known[facts.n > 0].any()) and not bool(known.all()):
-            place = int((~known).nonzero()[0])
+        value = getattr(statistics, field)
+        is_finite = torch.isfinite(value) | (statistics.n == 0)
+        if bool(is_finite[statistics.n > 0].any()) and not bool(is_finite.all()):
+            place = int((~is_finite).nonzero()[0])
             sentence = (
                 f"client '{names[place]}' cannot take part: its rows give {field} = {float(value[place]):.3g} where a "
                 "finite number is needed; a value among them is not a number, or too large. Correct it, or leave the "

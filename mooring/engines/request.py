@@ -1,7 +1,7 @@
-"""What was asked for, as one checked run file: options alone, or a run file with options over it.
+"""A request as one checked run file: from options, or from a run file with options that override it.
 
-An option that is given overrides what a run file says. The numbers that a run resolved ("auto" and the like) belong to
-the run as it was: whoever changes anything has them resolved anew.
+A given option overrides the run file. The numbers that a run resolved ("auto" and the like) belong to
+the unchanged run: any change resolves them again.
 """
 
 from __future__ import annotations
@@ -46,39 +46,48 @@ def request(
     reads_source: bool = True,
     **options: Any,
 ) -> RunFile:
-    """The run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`, its
-    fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
-    file names, and that nobody has given, are used under `trust_code` only. Without `reads_source` its data are
-    not read."""
+    """Return the run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`,
+    its fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
+    file names, and that were not given before, are used only with `trust_code`. Without `reads_source` its data are not
+    read."""
     file = read_tables(source)
-    given = group_by_section(options, model)
+    options_by_section = group_by_section(options, model)
     rules = PURPOSES[purpose]
-    if given["advice"] and not rules.has_advice_section:
-        raise RequestError(f"{min(given['advice'])} does not apply: it is for advise.")
-    table = {section: file.get(section, {}) | given[section] for section in SECTIONS if section != "advice"}
-    asked = {key: given["task"].get(key) for key in ("name", "model")}
-    if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
-        table["task"] = given["task"]  # another task: the file's settings are not for it
-    known = [entry | {"name": absolute_spec(entry["name"])} for entry in listed_methods(file)]
+    if options_by_section["advice"] and not rules.has_advice_section:
+        raise RequestError(f"{min(options_by_section['advice'])} does not apply: it is for advise.")
+    table = {
+        section: file.get(section, {}) | options_by_section[section] for section in SECTIONS if section != "advice"
+    }
+    task_options = {key: options_by_section["task"].get(key) for key in ("name", "model")}
+    if any(
+        value is not None and value != (file.get("task", {}).get(key) or "auto") for key, value in task_options.items()
+    ):
+        table["task"] = options_by_section["task"]  # another task: the file's settings are not for it
+    listed = [entry | {"name": absolute_spec(entry["name"])} for entry in listed_methods(file)]
     is_network = table["task"].get("model") is not None or table["task"].get("name") == "module"
     if rules.methods == "one":
-        ready = [method_to_fit(known, algorithm, settings or {}, is_network)]
+        sections = [method_to_fit(listed, algorithm, settings or {}, is_network)]
     else:
-        ready = methods_to_compare(known, methods, settings or {}) if rules.methods == "several" else []
-    if any(table[section] != file.get(section) for section in table) or ready != known:
-        ready = [{key: value for key, value in entry.items() if key != "resolved"} for entry in ready]
-    own = user_classes([algorithm, *(methods or [])])
+        sections = methods_to_compare(listed, methods, settings or {}) if rules.methods == "several" else []
+    if any(table[section] != file.get(section) for section in table) or sections != listed:
+        sections = [{key: value for key, value in entry.items() if key != "resolved"} for entry in sections]
+    classes = user_classes([algorithm, *(methods or [])])
     asked_for = [normalize_name(absolute_spec(str(entry).split(" ")[0])) for entry in (algorithm, *(methods or []))]
-    passed = [*given["task"].values(), *asked_for, *own]
+    passed = [*options_by_section["task"].values(), *asked_for, *classes]
     if file:
-        file_values = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
-        code = [*file_values["task"].values(), *(entry["name"] for entry in ready if entry["name"] not in passed)]
+        file_values = {
+            part: {k: v for k, v in table[part].items() if k not in options_by_section[part]} for part in table
+        }
+        code = [*file_values["task"].values(), *(entry["name"] for entry in sections if entry["name"] not in passed)]
         check_trusted_files(code, file_values["data"] if reads_source else {}, source, Path(source).parent, trust_code)
     check_trusted_files(
-        passed, given["data"] if file else {**given["data"], "source": source}, "this call", trust_code=True
+        passed,
+        options_by_section["data"] if file else {**options_by_section["data"], "source": source},
+        "this call",
+        trust_code=True,
     )
-    for entry in ready:  # a wrong field is told before any data are read
-        if entry["name"] not in own:
+    for entry in sections:  # a wrong field is refused before any data are read
+        if entry["name"] not in classes:
             build(entry["name"], {k: v for k, v in entry.items() if k not in ("name", "resolved")})
     for key in ("model", "loss"):
         if key in table["task"]:
@@ -87,9 +96,9 @@ def request(
     # Advice on tables is many small matrices: PyTorch's second thread would only wait, and spin beside busy processes.
     exact = rules.has_advice_section and not is_network
     table["training"].setdefault("threads", 1 if exact else torch.get_num_threads())
-    table |= {"algorithm": ready[0]} if rules.methods == "one" else {"algorithms": ready or None}
+    table |= {"algorithm": sections[0]} if rules.methods == "one" else {"algorithms": sections or None}
     if rules.has_advice_section:
-        table["advice"] = file.get("advice", {}) | given["advice"]
+        table["advice"] = file.get("advice", {}) | options_by_section["advice"]
     if rules.can_be_federated and "federation" in file:
         table["federation"] = file["federation"]
     try:
@@ -99,8 +108,8 @@ def request(
 
 
 def read_federation_request(path: str | Path, trust_code: bool = False) -> RunFile:
-    """The run of a run file that a federation is given: an advice where it says so, or has the section [advice] and no
-    algorithm; else a fit. An advice leaves rows without a target out, as on one machine. The `source` of a deployment
+    """Return the run of a deployment's run file: `advise` if it is the purpose, or if it has the section [advice] and
+    no algorithm; else `fit`. `advise` leaves rows without a target out, as on one machine. The `source` of a deployment
     is not read: each client names its own table."""
     file = read_run(path)
     if file.data.formula is not None:
@@ -115,7 +124,7 @@ def read_federation_request(path: str | Path, trust_code: bool = False) -> RunFi
 
 
 def has_advise_purpose(path: str | Path) -> bool:
-    """Whether the file itself names its purpose: without one a file serves every command."""
+    """Return whether the file itself names its purpose; without one a file serves every command."""
     return tomllib.loads(Path(path).read_text()).get("mooring", {}).get("purpose") == "advise"
 
 
@@ -135,18 +144,20 @@ def check_trusted_run(run: RunFile, folder: Path, trust_code: bool = False) -> N
 def check_trusted_files(
     code: Iterable[Any],
     data: Tables,
-    where: str | Path,
+    origin: str | Path,
     folder: Path = Path(),
     trust_code: bool = False,
     copies: Path | None = None,
 ) -> None:
-    """The code that "my_file.py:thing" names among some words, from `copies` where it is there, and the data of a
-    section [data]; names of data sets are no files."""
+    """Check the code of "my_file.py:thing" among some values, from `copies` if it is there, and the data of a
+    section [data]; names of data sets are not files."""
     specs = add_imported_files([spec for spec in code if is_spec(spec)], copies)
     scripts = [str(find_copy(copies, spec) or spec.rpartition(":")[0]) for spec in specs]
-    named = [data.get("source"), data.get("data_dir")]
-    files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_dataset_name(name)]
-    check_trusted(where, folder, scripts, map(str, files), trust_code)
+    data_paths = [data.get("source"), data.get("data_dir")]
+    files = [
+        name for name in data_paths if isinstance(name, str | Path) and name != IN_MEMORY and not is_dataset_name(name)
+    ]
+    check_trusted(origin, folder, scripts, map(str, files), trust_code)
 
 
 def read_tables(source: Any) -> Tables:
@@ -181,7 +192,7 @@ def group_by_section(options: NamedValues, model: Any = None) -> dict[str, Table
 
 
 def to_run_file_value(value: Any) -> Any:
-    """A value as a run file holds it, where that is possible; the run file's own check tells where it is not."""
+    """Return a value in the form of a run file, if possible; otherwise the run file's own check refuses it."""
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "items"):  # a mapping, or a pandas series
@@ -203,15 +214,15 @@ def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm[Any, Any
 
 
 def method_to_fit(
-    known: list[Tables], algorithm: str | AnyAlgorithm | None, settings: NamedValues, network: bool = False
+    file_methods: list[Tables], algorithm: str | AnyAlgorithm | None, settings: NamedValues, network: bool = False
 ) -> Tables:
-    """The section [algorithm]: what is asked for, the run file's, or the usual method."""
-    if algorithm is None and len(known) > 1:
-        names = ", ".join(entry["name"] for entry in known)
+    """Return the section [algorithm]: the requested one, the run file's, or the default."""
+    if algorithm is None and len(file_methods) > 1:
+        names = ", ".join(entry["name"] for entry in file_methods)
         raise RequestError(f"the run file lists several methods ({names}); choose one by --algorithm.")
     if algorithm is None:
         usual = DEFAULT_NETWORK_ALGORITHM if network else {"name": DEFAULT_ALGORITHM}
-        return {**(known[0] if known else usual), **rename_lr(settings)}
+        return {**(file_methods[0] if file_methods else usual), **rename_lr(settings)}
     if not isinstance(algorithm, str):
         if not isinstance(algorithm, Algorithm):
             raise RequestError(f"algorithm must be a name or an Algorithm, got {type(algorithm).__name__}.")
@@ -219,27 +230,30 @@ def method_to_fit(
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
         return {"name": reference_of(algorithm), **hyperparameters(algorithm)}
     name = normalize_name(absolute_spec(algorithm))
-    section = next((section for section in known if section["name"] == name), {"name": name})
+    section = next((section for section in file_methods if section["name"] == name), {"name": name})
     return {**section, **rename_lr(settings)}
 
 
-def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: NamedValues) -> list[Tables]:
-    """The sections [[algorithms]]: what is asked for, the run file's (a lone one beside its referees), or the usual."""
+def methods_to_compare(
+    file_methods: list[Tables], methods: Sequence[Any] | None, settings: NamedValues
+) -> list[Tables]:
+    """Return the sections [[algorithms]]: the requested ones, the run file's (a single one with baselines), or the
+    default."""
     if methods is None:
-        listed = [section["name"] for section in known]
+        listed = [section["name"] for section in file_methods]
         methods = (
             listed or DEFAULT_METHODS
             if len(listed) != 1
             else [*(n for n in ("local", "pooled") if n not in listed), *listed]
         )
     out: list[Tables] = []
-    for method in methods if len(known) < 2 else dict.fromkeys(methods):
+    for method in methods if len(file_methods) < 2 else dict.fromkeys(methods):
         if isinstance(method, str):
-            name, *words = method.split() if not is_spec(method) else [method]
-            given = rename_lr(settings.get(name, {}) | parse_assignments(words))
+            name, *assignments = method.split() if not is_spec(method) else [method]
+            fields_given = rename_lr(settings.get(name, {}) | parse_assignments(assignments))
             name = normalize_name(absolute_spec(name))
-            mine_too = [section for section in known if section["name"] == name] or [{"name": name}]
-            out += [section | given for section in mine_too]
+            mine_too = [section for section in file_methods if section["name"] == name] or [{"name": name}]
+            out += [section | fields_given for section in mine_too]
         else:
             out.append({"name": reference_of(method), **hyperparameters(method)})
     unused = sorted(set(settings) - {method.split()[0] for method in methods if isinstance(method, str)})
@@ -249,17 +263,17 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
 
 
 def rename_lr(settings: NamedValues) -> Tables:
-    """Hyperparameters by the names that algorithms have for them: `lr`, as others call the step size, is `eta`."""
+    """Hyperparameters by the names that algorithms have for them: `lr`, a common name of the step size, is `eta`."""
     return {"eta" if name == "lr" else name: value for name, value in settings.items()}
 
 
-def parse_assignments(words: Sequence[str]) -> Tables:
+def parse_assignments(assignments: Sequence[str]) -> Tables:
     """The fields of a method that is named together with them: `ditto lam=0.1`."""
     fields = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
         if not equals:
-            raise RequestError(f"a method is followed by its fields, as in 'ditto lam=0.1'; got {word!r}.")
+            raise RequestError(f"a method is followed by its fields, as in 'ditto lam=0.1'; got {assignment!r}.")
         try:
             fields[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -268,18 +282,18 @@ def parse_assignments(words: Sequence[str]) -> Tables:
 
 
 def source_name(source: Any) -> str:
-    """What a run file says of a source: a data set's name, a file's full path, or that it was in memory."""
+    """Return a source's name in a run file: a data set's name, a file's full path, or that it was in memory."""
     if not isinstance(source, str | Path):
         return IN_MEMORY
     return str(source) if is_dataset_name(source) or not Path(source).exists() else str(Path(source).resolve())
 
 
 def hyperparameters(algorithm: Algorithm[Any, Any, Any]) -> JsonObject:
-    """An algorithm's fields as a run file holds them."""
+    """Return an algorithm's fields in the form of a run file."""
     out = {}
     for field in fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
-        if is_dataclass(value):  # a moor
+        if is_dataclass(value):  # a PerClientPenalty
             value = {f.name: list(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None}
         out[field.name] = value
     return out

@@ -33,7 +33,7 @@ from mooring.tasks.network import NetworkTask, build_module
 
 
 class RunTables(NamedTuple):
-    """How the tables of a run of some purpose are read."""
+    """Functions that read the tables of a run, by purpose."""
 
     clients: Callable[[RunDirectory], pd.DataFrame]
     summary: Callable[[RunDirectory, str], JsonObject]  # (run, the folder of a comparison's method)
@@ -61,9 +61,9 @@ class SavedRun:
     path: Path
     purpose: str  # "fit", "compare", "advise" or "personalize"
     method: str | None  # the algorithm whose models these are
-    directory: RunDirectory  # of the models: a comparison has one a method
+    directory: RunDirectory  # of the models: a comparison has one per method
     notes: list[str]
-    given: tuple[Any, Any] = (None, None)  # a model and a loss that were in memory
+    in_memory: tuple[Any, Any] = (None, None)  # a model and a loss that were in memory
 
     @cached_property
     def saved(self) -> StoredModels:
@@ -71,11 +71,11 @@ class SavedRun:
 
     @cached_property
     def task(self) -> Task:
-        return read_task(self.directory, *self.given)
+        return read_task(self.directory, *self.in_memory)
 
     @cached_property
     def schema(self) -> Schema:
-        """How the run's table became numbers."""
+        """The encoding of the run's table."""
         return read_schema(self.directory)
 
     @property
@@ -89,7 +89,7 @@ class SavedRun:
 
     @cached_property
     def models(self) -> dict[str, Tensor]:
-        """Every client's parameter vector by name; none where each client keeps its own."""
+        """Every client's parameter vector by name; empty if clients keep their own."""
         personal = self.saved.personal
         return {} if personal is None else dict(zip(self.names, personal))
 
@@ -114,17 +114,17 @@ class SavedRun:
             return self.global_
         name = client_name(client)
         if name not in self.models:
-            some = f"{len(self.names)} clients, such as {', '.join(self.names[:5])}"
+            examples = f"{len(self.names)} clients, such as {', '.join(self.names[:5])}"
             raise RequestError(
-                f"{self.path}: no model of client {name!r}; the run has {some}.{suggest_name(name, self.names)}"
+                f"{self.path}: no model of client {name!r}; the run has {examples}.{suggest_name(name, self.names)}"
             )
         return self.models[name]
 
     def predict(self, source: Any, client: object = None, interval: float | None = None) -> Any:
-        """A row per row of a table, each by its own client's model, or all by the model of `client`.
+        """Return one row per row of a table, each predicted by its own client's model, or all by that of `client`.
 
-        What is odd about the rows is warned of: clients that the run does not know, cells without a client. A run that
-        was made from arrays takes arrays, all rows by the model of `client` (default: the global one), and answers with
+        Unknown clients and cells without a client raise warnings. A run that
+        was made from arrays takes arrays, all rows by the model of `client` (default: the global one), and returns
         a tensor, as the result of `fit` does. `interval` is the level of prediction intervals, such as 0.9, of a run of
         `advise`.
         """
@@ -151,9 +151,9 @@ class SavedRun:
     def module(self, client: object = None) -> nn.Module:
         """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
         target's own units; classes and labels come as logits."""
-        about = self.saved.task
+        description = self.saved.task
         return build_module(
-            self.task, self.vector(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0)
+            self.task, self.vector(client), description.get("target_mean", 0.0), description.get("target_scale", 1.0)
         )
 
     def model(self, client: object = None) -> Any:
@@ -180,7 +180,7 @@ def open(
     """A finished run of `fit`, `compare`, `advise` or `personalize`.
 
     `method` chooses among those of a comparison; without it, it is the best on validation rows. A `model` or a `loss`
-    that was in memory is passed again. `trust_code` lets a run that a stranger made run the code that it names.
+    that was in memory is passed again. `trust_code` lets a run of somebody else use the code that it names.
     """
     purpose = open_run(path).run.mooring.purpose
     directory, notes = choose_method(path, method)

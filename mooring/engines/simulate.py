@@ -21,7 +21,7 @@ from mooring.engines.training_state import TrainingOutcome, TrainingPlan, Traini
 
 
 class SimulationResult(NamedTuple):
-    """What a simulation leaves."""
+    """The result of a simulation."""
 
     algorithm: AnyAlgorithm  # resolved
     exchange: Simulator
@@ -33,15 +33,15 @@ class SimulationResult(NamedTuple):
         """The server's state after the last round."""
         return self.outcome.state.server
 
-    def models(self, which: str = LAST) -> Tensor:
-        """[m, d]: what every client deploys after the last or the best round."""
-        models = collect_models(self.outcome, self.exchange, self.plan, which)
+    def models(self, selection: str = LAST) -> Tensor:
+        """[m, d]: every client's model after the last or the best round."""
+        models = collect_models(self.outcome, self.exchange, self.plan, selection)
         assert models is not None  # the simulator has them all
         return models
 
 
 class RoundSnapshot(NamedTuple):
-    """A simulation after round t, for whoever watches it."""
+    """A simulation after round t, for callbacks."""
 
     t: int
     server: StateTree
@@ -49,7 +49,7 @@ class RoundSnapshot(NamedTuple):
     plan: TrainingPlan
 
     def models(self) -> Tensor:
-        """[m, d]: what every client would deploy now."""
+        """[m, d]: every client's present model."""
         roster = self.exchange.roster
         return self.exchange.models(self.server, full_round(self.t, self.plan.rounds, roster, self.plan))
 
@@ -70,24 +70,24 @@ def simulation_steps(
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     if resolved:
         begin = task.start(plan.seed) if w0 is None else w0
-        ready = keep_personal_parts(algorithm, task)
-        server = ready.init(task, begin)[0]
-        exchange.begin(ready, begin)
+        resolved_algorithm = keep_personal_parts(algorithm, task)
+        server = resolved_algorithm.init(task, begin)[0]
+        exchange.begin(resolved_algorithm, begin)
     else:
-        ready, server = resolve(algorithm, task, exchange, plan.seed, w0)
+        resolved_algorithm, server = resolve(algorithm, task, exchange, plan.seed, w0)
 
     def report(state: TrainingState, _: int) -> None:
         if watch(RoundSnapshot(state.t, state.server, exchange, plan)):
             state.stopped = True
 
-    callbacks = plan_callbacks(ready, plan, len(clients), report=report)
-    outcome = yield from training_steps(ready, exchange, plan, TrainingState(server), callbacks)
-    return SimulationResult(ready, exchange, outcome, plan)
+    callbacks = plan_callbacks(resolved_algorithm, plan, len(clients), report=report)
+    outcome = yield from training_steps(resolved_algorithm, exchange, plan, TrainingState(server), callbacks)
+    return SimulationResult(resolved_algorithm, exchange, outcome, plan)
 
 
 @wraps(simulation_steps)
-def simulate(*given: Any, **options: Any) -> SimulationResult:
-    return run_steps(simulation_steps(*given, **options))
+def simulate(*args: Any, **options: Any) -> SimulationResult:
+    return run_steps(simulation_steps(*args, **options))
 
 
 simulate.__doc__ = """Train on clients in this process. `watch` sees every round, and returns True to end the run.

@@ -1,4 +1,4 @@
-"""The exchange in one process: all clients are here, and a cohort is worked on in chunks that fit the cache."""
+"""The exchange in one process: all clients are in memory, and a cohort is processed in chunks that fit the cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from mooring.estimates.client_statistics import ClientStatistics, collect_statis
 from mooring.runs.tensor_files import StoredTensor
 from mooring.tasks.compiled_steps import is_compiled
 
-MAX_REUSED_BYTES = 1_000_000_000  # bytes of replies up to which their memory waits for the next round's
-UNPADDED_BLOCK_FACTOR = (
-    4  # times as large blocks where compiled steps read rows where they lie: padding is then for other work
-)
+MAX_REUSED_BYTES = 1_000_000_000  # bytes of replies up to which their memory is reused
+UNPADDED_BLOCK_FACTOR = 4  # factor of larger blocks if compiled steps read rows in place, without padding
 StatisticsCache = dict[
     tuple[str, ...], tuple[Tensor, ClientStatistics]
-]  # by what was asked: the model that facts are about, and the facts
+]  # by required statistics: the model at which they were computed, and their values
 
 
 class Simulator:
@@ -35,69 +33,71 @@ class Simulator:
 
     pattern = None  # messages are made here
 
-    def __init__(self, task: Task, clients: Clients, p: Tensor, chunk: int = 0, known: StatisticsCache | None = None):
-        """`known` are the clients' facts as far as another run at them has asked."""
+    def __init__(
+        self, task: Task, clients: Clients, p: Tensor, chunk: int = 0, statistics_cache: StatisticsCache | None = None
+    ):
+        """`statistics_cache` has the clients' statistics of other runs on the same clients."""
         self.task, self.clients, self.p = task, clients, p
-        self.known: StatisticsCache = {} if known is None else known
+        self.statistics_cache: StatisticsCache = {} if statistics_cache is None else statistics_cache
         self.data = clients.cohort(p)
         self.chunk = chunk or chunk_size(task)
         self.algorithm: AnyAlgorithm  # set by `begin`
         self.states: ClientStates
         self.best: ClientStates | None = None
         self._pending: Any = None
-        self._used: Any = None  # the last round's states and messages, whose memory is used again
+        self._used: Any = None  # the last round's states and messages, whose memory is reused
 
     @cached_property
     def roster(self) -> ClientRoster:
         sizes = {part: getattr(self.clients, part).size for part in PARTS}
         return ClientRoster(self.clients.names, self.data.keys, self.p, sizes)
 
-    def client_statistics(self, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> ClientStatistics:
-        if asks not in self.known or not torch.equal(self.known[asks][0], w0):
-            self.known[asks] = w0, collect_statistics(self.task, self.data, w0, asks)
-        return self.known[asks][1]
+    def client_statistics(self, w0: Tensor, required: tuple[str, ...] = ("fit", "alone")) -> ClientStatistics:
+        if required not in self.statistics_cache or not torch.equal(self.statistics_cache[required][0], w0):
+            self.statistics_cache[required] = w0, collect_statistics(self.task, self.data, w0, required)
+        return self.statistics_cache[required][1]
 
     def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         self.algorithm = algorithm
         self.states, self.best = ClientStates(algorithm.init(self.task, w0)[1], len(self.clients)), None
 
     def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
-        """Everyone answers at once, so that there is nothing to wait for."""
+        """Run the local updates; `deadline` does not apply."""
         meters: dict[int, CostMeter] = {}
         meter, data, visible = CostMeter(), self.data.select(cohort), visible_state(self.algorithm, server)
 
-        def stay(block: Tensor) -> Any:
-            own, client = CostMeter(), self.states.take(cohort[block])
+        def update_block(block: Tensor) -> Any:
+            block_meter, client = CostMeter(), self.states.take(cohort[block])
             try:
                 return local_update.client_update(
-                    self.algorithm, self.task, visible, client, data.select(block), round, own
+                    self.algorithm, self.task, visible, client, data.select(block), round, block_meter
                 )
             finally:
-                meters[int(block[0])] = own
+                meters[int(block[0])] = block_meter
 
         in_place = is_compiled(self.task) and self.task.local_steps(data.train) is not None
         blocks = data.train.blocks(self.chunk, UNPADDED_BLOCK_FACTOR if in_place else 1)
-        together = [torch.arange(len(cohort))] if self.algorithm.pooled else blocks
-        states, message = map_blocks(together, stay, map_threads, self._used)
-        small = len(together) > 1 and loop.count_bytes(states) + loop.count_bytes(message) <= MAX_REUSED_BYTES
+        update_blocks = [torch.arange(len(cohort))] if self.algorithm.pooled else blocks
+        states, message = map_blocks(update_blocks, update_block, map_threads, self._used)
+        small = len(update_blocks) > 1 and loop.count_bytes(states) + loop.count_bytes(message) <= MAX_REUSED_BYTES
         self._used = (states, message) if small else None
-        for _, own in sorted(meters.items()):
-            meter.add(own)
-        return self.replied(cohort, states, message, meter)
+        for _, block_meter in sorted(meters.items()):
+            meter.add(block_meter)
+        return self.make_replies(cohort, states, message, meter)
 
-    def replied(self, cohort: Tensor, states: StateTree, message: StateTree, meter: CostMeter) -> Replies:
-        """What a visit to the cohort came to, the new states waiting to be accepted."""
+    def make_replies(self, cohort: Tensor, states: StateTree, message: StateTree, meter: CostMeter) -> Replies:
+        """Return the replies of a local update; the new states wait to be accepted."""
         self._pending = (cohort, states)
         good = local_update.finite_states(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
         if bool(good.all()):
             return Replies(cohort, message, {}, meter)
-        lost = dict.fromkeys(cohort[~good].tolist(), local_update.NOT_FINITE)
-        return Replies(cohort[good], select(message, good), lost, meter)
+        missing = dict.fromkeys(cohort[~good].tolist(), local_update.NOT_FINITE)
+        return Replies(cohort[good], select(message, good), missing, meter)
 
     def accept(self, who: Tensor, round: Round) -> None:
         cohort, states = self._pending
         accepted = torch.isin(cohort, who)
-        self.states.put(who, states if bool(accepted.all()) else select(states, accepted), round.t)
+        self.states.store(who, states if bool(accepted.all()) else select(states, accepted), round.t)
         self._pending = None
 
     def mark_best(self, round: Round) -> None:
@@ -133,15 +133,15 @@ class Simulator:
         return torch.where(states.merged > 0, states.field(field).double(), torch.nan)
 
     def snapshot(self) -> dict[str, StoredTensor]:
-        return self.states.named(LAST) | ({} if self.best is None else self.best.named(BEST))
+        return self.states.to_snapshot(LAST) | ({} if self.best is None else self.best.to_snapshot(BEST))
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
         first = self.states.first
-        self.states = ClientStates.found(first, LAST, snapshot)
-        self.best = ClientStates.found(first, BEST, snapshot) if f"{BEST}_merged" in snapshot else None
+        self.states = ClientStates.from_snapshot(first, LAST, snapshot)
+        self.best = ClientStates.from_snapshot(first, BEST, snapshot) if f"{BEST}_merged" in snapshot else None
 
     def beside(self, algorithm: AnyAlgorithm) -> Simulator:
-        return Simulator(self.task, self.clients, self.p, self.chunk, self.known)
+        return Simulator(self.task, self.clients, self.p, self.chunk, self.statistics_cache)
 
     def _deployed(self, server: StateTree, round: Round, at: str, block: Tensor) -> Tensor:
         states = self._states(at)
@@ -160,7 +160,7 @@ class Simulator:
 def resolve(
     algorithm: AnyAlgorithm, task: Task, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
 ) -> tuple[Any, Simulator, Any]:
-    """The algorithm in numbers, these clients ready to be asked in this process, and the server's first state."""
+    """Return the resolved algorithm, a simulator of these clients, and the server's first state."""
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
-    ready, server = loop.resolve(algorithm, task, exchange, seed)
-    return ready, exchange, server
+    resolved, server = loop.resolve(algorithm, task, exchange, seed)
+    return resolved, exchange, server

@@ -25,20 +25,20 @@ from mooring.runs.directory import RunDirectory
 
 def train(
     job: Job,
-    ready: Any,
+    algorithm: Any,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None = None,
     on_progress: OnProgress = ignore_progress,
     callbacks: Sequence[Callback] = (),
 ) -> TrainedModels:
-    """Train for the rounds that are left: the models of the best and of the last of them."""
-    return run_steps(train_steps(job, ready, exchange, state, directory, on_progress, callbacks))
+    """Train for the remaining rounds; return the models of the best and of the last round."""
+    return run_steps(train_steps(job, algorithm, exchange, state, directory, on_progress, callbacks))
 
 
 def train_steps(
     job: Job,
-    ready: Any,
+    algorithm: Any,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None = None,
@@ -48,33 +48,40 @@ def train_steps(
     """`train` as a generator that yields each round's request and is sent the replies."""
     clients, path = len(exchange.roster), None if directory is None else directory.path
     all_callbacks = plan_callbacks(
-        ready,
+        algorithm,
         job.plan,
         clients,
         callbacks,
         private=make_private_mean(job.plan, clients, path),
         save=None if directory is None else lambda now: training_checkpoint.save_training(directory, now, exchange),
-        report=lambda now, rounds: on_progress(ready.name + describe_epsilon(now), now.t, rounds),
+        report=lambda now, rounds: on_progress(algorithm.name + describe_epsilon(now), now.t, rounds),
     )
     try:
-        outcome = yield from training_steps(ready, exchange, job.plan, state, all_callbacks)
+        outcome = yield from training_steps(algorithm, exchange, job.plan, state, all_callbacks)
     except Diverged as error:
-        raise Diverged(f"{error} {suggest_step_sizes(ready, job.task, exchange, job.plan, state.t + 1)}") from error
+        raise Diverged(f"{error} {suggest_step_sizes(algorithm, job.task, exchange, job.plan, state.t + 1)}") from error
     unit = job.clients.target_scale**job.task.unit_power
 
-    def after(which: str) -> RoundModels:
-        shown, server = outcome.at(which)
-        models, alpha = collect_models(outcome, exchange, job.plan, which), exchange.numbers("alpha", which)
+    def collect_round(selection: str) -> RoundModels:
+        evaluation, server = outcome.at(selection)
+        models, alpha = collect_models(outcome, exchange, job.plan, selection), exchange.numbers("alpha", selection)
         return RoundModels(
-            shown.t, ready.global_model(server), models, shown.validation * unit, shown.test * unit, alpha
+            evaluation.t,
+            algorithm.global_model(server),
+            models,
+            evaluation.validation * unit,
+            evaluation.test * unit,
+            alpha,
         )
 
-    last = after(LAST)
-    return TrainedModels(ready, outcome, job.plan.checkpoint, last, last if outcome.best.t == last.t else after(BEST))
+    last = collect_round(LAST)
+    return TrainedModels(
+        algorithm, outcome, job.plan.checkpoint, last, last if outcome.best.t == last.t else collect_round(BEST)
+    )
 
 
 def describe_epsilon(state: TrainingState) -> str:
-    """The epsilon that a private run has spent so far; empty for others."""
+    """Return the epsilon that a private run has spent so far; "" for others."""
     epsilon = state.records[-1].get("epsilon")
     return "" if epsilon is None else f": epsilon {epsilon:.3g}"
 
@@ -82,17 +89,17 @@ def describe_epsilon(state: TrainingState) -> str:
 def train_baseline(
     name: str, job: Job, exchange: Exchange, on_progress: OnProgress = ignore_progress
 ) -> TrainedModels | None:
-    """Train a baseline at the same clients, all honest and in every round; None where that cannot be done."""
-    plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
-    plain |= {"noise": None, "delta": None}
-    run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain)})
-    beside, asked = replace(job, run=run), build(name, {})
-    apart = exchange.beside(asked)
-    if apart is None:
+    """Train a baseline at the same clients, all honest and in every round; None if that is not possible."""
+    plain_options = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
+    plain_options |= {"noise": None, "delta": None}
+    run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain_options)})
+    beside, baseline = replace(job, run=run), build(name, {})
+    baseline_exchange = exchange.beside(baseline)
+    if baseline_exchange is None:
         return None
     try:
-        ready, server = resolve(asked, job.task, apart, job.plan.seed)
-        return train(beside, ready, apart, TrainingState(server), None, on_progress)
+        algorithm, server = resolve(baseline, job.task, baseline_exchange, job.plan.seed)
+        return train(beside, algorithm, baseline_exchange, TrainingState(server), None, on_progress)
     except Diverged as error:
         warnings.warn(f"without the baseline '{name}': {error}")
     except ClientError:

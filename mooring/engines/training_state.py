@@ -1,4 +1,4 @@
-"""What a training run is given, what changes during it, and what it leaves."""
+"""The plan, the state and the outcome of a training run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Evaluation(NamedTuple):
 
 @dataclass
 class TrainingState:
-    """All that changes during a run, the clients' states aside; a checkpoint holds exactly this and their snapshot."""
+    """All that changes during a run, except the clients' states; a checkpoint contains exactly this and their
+    snapshot."""
 
     server: StateTree
     t: int = 0
@@ -67,8 +68,8 @@ class TrainingState:
     best_round: int = 0
     best_server: Any = None  # None while no round had a finite validation loss
     evaluations_since_best: int = 0
-    offenders: dict[int, str] = field(default_factory=dict)  # client -> why it was left out, latest
-    left_out: dict[int, int] = field(default_factory=dict)  # client -> in how many rounds
+    offenders: dict[int, str] = field(default_factory=dict)  # client -> latest reason for leaving it out
+    left_out: dict[int, int] = field(default_factory=dict)  # client -> number of rounds
     rounds_without_reply: int = 0  # in a row: no reply could be used
     first_loss: float = float("nan")  # on training rows, before the first round
     stopped: bool = False
@@ -84,10 +85,10 @@ class TrainingOutcome(NamedTuple):
     state: TrainingState
     last: Evaluation
     best: Evaluation  # of the round with the best validation loss; the last one without validation rows
-    rounds: int  # as many as there could have been
+    rounds: int  # the planned number
 
-    def at(self, which: str) -> tuple[Evaluation, Any]:
+    def at(self, selection: str) -> tuple[Evaluation, Any]:
         """The evaluation and the server's state of the last or of the best round."""
-        if which == LAST or self.best.t == self.last.t:
+        if selection == LAST or self.best.t == self.last.t:
             return self.last, self.state.server
         return self.best, self.state.best_server

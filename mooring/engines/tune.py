@@ -1,6 +1,6 @@
-"""What decides how fast a run is here, measured: threads, clients worked on at once, kernels.
+"""Measured speed of a run on this machine: threads, clients per chunk, kernels.
 
-Nothing that is measured changes a number of a run by itself: what is proposed counts once it is asked for, and is then
+A measurement does not change a run: a proposed setting is used only if it is requested, and is then
 in the run file.
 """
 
@@ -27,7 +27,7 @@ TIMED_ROUNDS = 3  # of which the quickest counts; one before them warms up
 
 
 class TunedSetting(NamedTuple):
-    """How long a round takes with these settings."""
+    """The time of a round with these settings."""
 
     threads: int
     chunk: int
@@ -48,19 +48,19 @@ def tune(
     trust_code: bool = False,
     **options: Unpack[Options],
 ) -> list[TunedSetting]:
-    """Rounds of the run that `fit` would train with the same arguments, timed with other settings: the fastest first.
+    """Time rounds of the run that `fit` would train, with other settings; return them, the fastest first.
 
-    The clock decides, so that the machine should have nothing else to do.
+    Elapsed time is measured, so the machine should be idle.
     """
-    asked = request(
+    run = request(
         source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust_code=trust_code, **options
     )
-    job = prepare(asked, None if isinstance(source, str) else source, model)
-    exchange = Simulator(job.task, job.clients, job.clients.weights(asked.training.weights))
-    ready, _ = loop.resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)
+    job = prepare(run, None if isinstance(source, str) else source, model)
+    exchange = Simulator(job.task, job.clients, job.clients.weights(run.training.weights))
+    resolved, _ = loop.resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)
     before = torch.get_num_threads()
     try:
-        trials = [TunedSetting(*setting, time_round(job, ready, *setting)) for setting in list_settings(job)]
+        trials = [TunedSetting(*setting, time_round(job, resolved, *setting)) for setting in list_settings(job)]
     finally:
         torch.set_num_threads(before)
     return sorted(trials, key=lambda trial: trial.seconds)
@@ -77,7 +77,7 @@ def list_settings(job: Job) -> Iterator[tuple[int, int, str]]:
 
 
 def time_round(job: Job, algorithm: AnyAlgorithm, threads: int, chunk: int, kernels: str) -> float:
-    """A round, by the clock."""
+    """Return the elapsed time of a round."""
     torch.set_num_threads(threads)
     task = compile_steps(job.task) if kernels == "numba" else job.task
     exchange, w0 = Simulator(task, job.clients, job.clients.weights(), chunk), task.start(job.plan.seed)

@@ -30,9 +30,9 @@ def two(monkeypatch, clients: int = 6) -> tuple[ClientStates, ClientStates]:
     inside, outside = ClientStates(first, clients), ClientStates(first, clients)
     some = torch.tensor([4, 1])
     given = Client(torch.randn(2, 4), torch.randn(2, dtype=torch.float64))
-    inside.put(some, given, 3)
+    inside.store(some, given, 3)
     monkeypatch.setattr(client_states, "MIN_DISK_BYTES", 0)
-    outside.put(some, given, 3)
+    outside.store(some, given, 3)
     assert isinstance(outside.fields.v, DiskMatrix) and not isinstance(inside.fields.v, DiskMatrix)
     return inside, outside
 
@@ -49,16 +49,16 @@ def test_a_shelf_holds_what_memory_holds(monkeypatch):
     same(inside, outside)
     twin = outside.copy()
     more = Client(torch.ones(1, 4), torch.zeros(1, dtype=torch.float64))
-    inside.put(torch.tensor([0]), more, 4)
-    outside.put(torch.tensor([0]), more, 4)
+    inside.store(torch.tensor([0]), more, 4)
+    outside.store(torch.tensor([0]), more, 4)
     same(inside, outside)
     assert not torch.equal(twin.take(torch.tensor([0])).v, outside.take(torch.tensor([0])).v)  # a copy is one
 
 
 def test_states_on_disk_come_back_from_a_checkpoint(monkeypatch, tmp_path):
     inside, outside = two(monkeypatch)
-    write_tensors(tmp_path / "a", outside.named("last"), {})
-    same(ClientStates.found(outside.first, "last", read_tensors(tmp_path / "a")[0]), inside)
+    write_tensors(tmp_path / "a", outside.to_snapshot("last"), {})
+    same(ClientStates.from_snapshot(outside.first, "last", read_tensors(tmp_path / "a")[0]), inside)
     for name in ("v", "alpha"):
         assert torch.equal(outside.field(name), inside.field(name))
 

@@ -224,7 +224,7 @@ def train_lambda_path(
     v = w.expand(len(clients), -1)
     for lam in (lam for lam in work.lams if lam >= slackest):
         ready, exchange, server = resolve_for_job(build("fedprox_personal", {"lam": lam}), job)
-        exchange.states.put(clients, exchange.states.take(clients)._replace(v=v), 1)
+        exchange.states.store(clients, exchange.states.take(clients)._replace(v=v), 1)
         result = train(job, ready, exchange, TrainingState(server._replace(w=w)), None, tell)
         w, v = result.common, result.models
         yield SettingModels(Setting(LAMBDA, lam), w, v)
