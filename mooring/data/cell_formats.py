@@ -1,6 +1,6 @@
 """Formats of numbers, amounts of money, percentages and dates in text cells, and their parsing.
 
-    2.372,47 EUR    1 234,5    12 %    CHF 1'200.-    (1,200.50)    31.12.2024    12/31/2024
+    2.372,47 EUR    1 234,5    12 %    CHF 1'200.-    (1,200.50)    12,34,567    1:30    31.12.2024    12/31/2024
 
 A `CellFormat` holds for a whole column. ISO dates (2024-12-31) and plain numbers (1234.5) are read under every format.
 """
@@ -28,6 +28,7 @@ TIME_OF_DAY = re.compile(r"[ T](\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?)\s*$")
 EPOCH, DAY = pd.Timestamp(0, tz="UTC"), pd.Timedelta(days=1)
 
 PERCENT = "%"
+CLOCK, CLOCK_UNIT = re.compile(r"^(\d{1,4}):([0-5]\d)(?::([0-5]\d))?$"), "H:MM"  # durations and times of day
 CURRENCIES = {"€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "zł": "PLN", "kč": "CZK", "fr.": "CHF", "sfr.": "CHF"}
 CURRENCY_CODES = (
     "AUD|BGN|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|KRW|MXN|MYR|NOK|NZD|PHP|PLN|RON|SEK|SGD|THB|"
@@ -45,6 +46,8 @@ def _body(decimal: str) -> str:
     """Return the pattern of a number without sign and unit; one mark separates all thousands."""
     point = re.escape(decimal)
     integer = rf"(?:[1-9]\d{{0,2}}(?:(?P<group>{GROUP[decimal]})\d{{3}})(?:(?P=group)\d{{3}})*|\d+)"
+    if decimal == POINT:  # lakhs and crores: 12,34,567
+        integer = rf"(?:{integer}|[1-9]\d?(?P<lakh>,)\d\d(?:,\d\d)*,\d{{3}})"
     return rf"(?:{integer}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?"
 
 
@@ -69,6 +72,8 @@ class CellFormat(NamedTuple):
         comma = f", decimal {'comma' if self.decimal == COMMA else 'point'}"
         if kind == "number" and self.unit == PERCENT:
             return f"percentages (12 % is 12){comma}"
+        if kind == "number" and self.unit == CLOCK_UNIT:
+            return "hours and minutes (1:30 is 90 minutes)"
         if kind == "number" and self.unit:
             return f"amounts in {self.unit}{comma}"
         if kind == "number" and self.decimal == COMMA:
@@ -85,6 +90,9 @@ def date_in_words(date_format: str) -> str:
 def parse_number(text: str, decimal: str) -> tuple[float, str]:
     """Return the number in a text, or NaN, and its unit."""
     text = text.strip()
+    if clock := CLOCK.match(text):
+        hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        return 60 * hours + minutes + seconds / 60, CLOCK_UNIT
     negative = text.startswith("(") and text.endswith(")")
     text = WHOLE_AMOUNT[decimal].sub("", text[1:-1].strip() if negative else text)
     match = NUMBERS[decimal].match(text)
@@ -94,8 +102,8 @@ def parse_number(text: str, decimal: str) -> tuple[float, str]:
     if len(minus) + negative > 1:
         return np.nan, ""
     digits = match["number"]
-    if match["group"]:
-        digits = digits.replace(match["group"], "")
+    if match["group"] or match.groupdict().get("lakh"):
+        digits = digits.replace(match["group"] or ",", "")
     unit = (match["before"] or match["after"] or "").lower()
     value = float(digits.replace(decimal, "."))
     return (-value if minus or negative else value), CURRENCIES.get(unit, unit.upper().rstrip("."))

@@ -58,7 +58,7 @@ def to_categories(series: pd.Series) -> pd.Categorical:
 
 def client_name(value: Any) -> str:
     """Return a client's name: 3, 3.0 and "3" are one client, 007 is another."""
-    return WHOLE_NUMBER.sub(r"\1", label(value))
+    return WHOLE_NUMBER.sub(r"\1", label(value).strip())
 
 
 def to_client_names(series: pd.Series) -> pd.Categorical:

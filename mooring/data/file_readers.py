@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import importlib.util
@@ -236,6 +237,18 @@ def named_columns(header: list[str]) -> list[str]:
     return [name or f"Unnamed: {i}" for i, name in enumerate(stripped)]
 
 
+def decode_utf16(path: Path, content: bytes | None) -> bytes:
+    """Return a UTF-16 file, as Excel writes "Unicode text", in UTF-8."""
+    if content is None:
+        if path.stat().st_size > MAX_UNPACKED_BYTES:
+            raise RequestError(f"{path.name}: UTF-16 files of more than {MAX_UNPACKED_BYTES:,} bytes are not read.")
+        content = path.read_bytes()
+    try:
+        return content.decode("utf-16").encode()
+    except UnicodeDecodeError as failure:
+        raise RequestError(f"{path.name}: is not a readable UTF-16 file; it may be cut off or damaged.") from failure
+
+
 def read_csv(path: Path, cells: CellReading) -> FileContent:
     """Return the rows of a CSV file; the header line determines the separator."""
     content = unpack(path) if path.suffix.lower() == GZIP_ENDING else None
@@ -244,6 +257,9 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - SNIFF_BYTES))
         tail = file.read()
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        content = decode_utf16(path, content)
+        head, tail = content[:SNIFF_BYTES], content[-SNIFF_BYTES:]
     if b"\0" in head:
         raise RequestError(f"{path.name}: is not a text table (it holds binary data).")
     if not head.strip():

@@ -31,7 +31,7 @@ from mooring.data.column_roles import (
     subset,
     weights_by_client,
 )
-from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order
+from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order, twin_levels
 from mooring.data.file_readers import file_stem
 from mooring.data.formulas import FormulaState, MixedFormula, learn_formula, parse_formula, required_columns
 from mooring.data.load_options import LoadOptions, read_as
@@ -184,6 +184,11 @@ def read_client_table(
         table, state, new_notes = follow_formula(table, formula, roles)
         names, notes = list(map(str, table.frame.columns.drop([*filter(None, roles)]))), [*notes, *new_notes]
     code, clients = client_codes(table, roles.client)
+    notes += [
+        f"Clients '{first}' and '{second}' differ in case or spaces only, but count as two; --merge-levels "
+        f'"{second}={first}" makes them one.'
+        for first, second in twin_levels(clients)
+    ]
     table, code, clients, new_notes = drop_small_clients(
         table, roles, code, clients, options.min_rows, options.drop_small
     )

@@ -32,7 +32,7 @@ def test_numbers(text, decimal, value, unit):
     assert parse_number(text, decimal) == (pytest.approx(value), unit)
 
 
-@pytest.mark.parametrize("text", ["2.372,47", "0,75", "-", "k.A.", "12,5", "1,23,456", "--5", "5 5", "EUR 5 EUR", ""])
+@pytest.mark.parametrize("text", ["2.372,47", "0,75", "-", "k.A.", "12,5", "--5", "5 5", "EUR 5 EUR", ""])
 def test_what_is_no_number_with_a_decimal_point(text):
     assert np.isnan(parse_number(text, POINT)[0])
 

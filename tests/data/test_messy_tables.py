@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import mooring
 from mooring.core.errors import RequestError
@@ -234,3 +235,39 @@ def test_clients_of_one_row_on_take_part_in_advice():
     assert not [f for f in check(frame, client="site", target="y", min_rows=1) if f.severity == "error"]
     with pytest.raises(RequestError, match="has 3 rows; at least 5 are needed"):
         mooring.fit(frame, client="site", target="y", rounds=1)
+
+
+def test_lakhs_and_hours_are_numbers(tmp_path):
+    amounts = [f'"{1 + i % 9},{10 + i % 80},{100 + i}"' for i in range(60)]
+    hours = [f"{i % 4}:{i * 11 % 60 // 5 * 5:02d}" for i in range(60)]
+    rows = [f"S{i % 3},{amounts[i]},{hours[i]},{i * 7 % 13}" for i in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["site,revenue,duration,x", *rows]) + "\n")
+    clients = mooring.load(tmp_path / "rows.csv", client="site", target="revenue")
+    expected = [100_000 * (1 + i % 9) + 1000 * (10 + i % 80) + 100 + i for i in range(60)]
+    y = clients.target_mean + clients.target_scale * torch.cat([clients.train.y, clients.validation.y, clients.test.y])
+    assert sorted(y.round().tolist()) == sorted(expected)
+    assert clients.features == ("duration", "x")
+    assert "Read as hours and minutes (1:30 is 90 minutes): 'duration'." in clients.notes
+    x, _, _ = encode_new_rows(pd.DataFrame({"duration": ["1:30", "90:00"], "x": [1, 1]}), clients.schema)
+    minutes = x[:, 0] * clients.schema.scale[0] + clients.schema.mean[0]
+    assert minutes[0] == pytest.approx(90)
+
+
+def test_unicode_text_of_excel_is_read(tmp_path):
+    lines = ["Stra\u00dfe\tx\ty", *(f"S{i % 3}\t{i * 5 % 11}\t{i * 7 % 13}" for i in range(60))]
+    (tmp_path / "rows.csv").write_bytes("\n".join(lines).encode("utf-16"))
+    assert mooring.load(tmp_path / "rows.csv", client="Stra\u00dfe", target="y").names == ("S0", "S1", "S2")
+    (tmp_path / "cut.csv").write_bytes("\n".join(lines).encode("utf-16")[:-1])
+    with pytest.raises(RequestError, match="not a readable UTF-16 file"):
+        mooring.load(tmp_path / "cut.csv", client="Stra\u00dfe", target="y")
+
+
+def test_client_names_without_their_spaces_and_with_a_note_on_case():
+    names = [("North ", "North", "north", "South", "South", "South")[i % 6] for i in range(90)]
+    frame = pd.DataFrame({"site": names, "x": [i * 5 % 11 for i in range(90)], "y": [i * 7 % 13 for i in range(90)]})
+    clients = mooring.load(frame, client="site", target="y")
+    assert clients.names == ("North", "South", "north")
+    note = "Clients 'North' and 'north' differ in case or spaces only, but count as two; --merge-levels \"north=North\""
+    assert any(text.startswith(note) for text in clients.notes)
+    merged = mooring.load(frame, client="site", target="y", merge_levels=["north=North"])
+    assert merged.names == ("North", "South")
