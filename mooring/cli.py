@@ -44,7 +44,7 @@ def options(
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
-    warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)  # noqa: T201
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         CONFIRMATIONS[:] = [lambda question: typer.confirm(question, err=True)]
     try:

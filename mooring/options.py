@@ -123,8 +123,8 @@ def add_options(*names: str, **defaults: str) -> Callable[[Callable[..., None]],
                 raise RequestError(with_flags(str(error), given, flags)) from error
 
         first = [p for p in own if p.default is p.empty]
-        rest = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
-        command.__signature__ = inspect.Signature([*first, *derived, *rest])  # type: ignore[attr-defined]
+        keyword_only = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
+        command.__signature__ = inspect.Signature([*first, *derived, *keyword_only])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in [*own, *derived]}
         return command
 
@@ -144,13 +144,13 @@ def with_flags(text: str, given: Iterable[str], hyperparameters: Iterable[str] =
 
 def option_types(option: Option) -> set[Any]:
     """What a field may hold: str, int, float, bool, list, dict or Literal."""
-    found = set()
+    types = set()
     for type_ in type_alternatives(option.info.annotation):
         if get_origin(type_) is Annotated:
-            found |= {get_origin(one) or one for one in type_alternatives(get_args(type_)[0])}
+            types |= {get_origin(kind) or kind for kind in type_alternatives(get_args(type_)[0])}
         elif type_ is not type(None):
-            found.add(get_origin(type_) or type_)
-    return found
+            types.add(get_origin(type_) or type_)
+    return types
 
 
 def allowed_words(option: Option) -> list[str]:

@@ -234,21 +234,21 @@ def task_of(kind: str) -> Any:
 
 def check_case(algorithm: Any, case: OddClientCase) -> CaseResult:
     """AssertionError unless the algorithm stands this case."""
-    told = f"{algorithm.name} on {case.kind} with '{case.name}'"
+    title = f"{algorithm.name} on {case.kind} with '{case.name}'"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             clients = case.clients()
-            found = simulate(algorithm, task_of(case.kind), clients, TrainingPlan(rounds=ROUNDS))
+            result = simulate(algorithm, task_of(case.kind), clients, TrainingPlan(rounds=ROUNDS))
         except (RequestError, WorkError) as refusal:
             sentence = str(refusal)
             if case.named and ODD_CLIENT not in sentence and "all clients" not in sentence:
-                raise AssertionError(f"{told}: the refusal does not name the client: {sentence}") from refusal
+                raise AssertionError(f"{title}: the refusal does not name the client: {sentence}") from refusal
             return CaseResult(case.name, REFUSED, sentence)
         except Exception as error:
-            raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
-    if not bool(torch.isfinite(found.models()).all()):
-        raise AssertionError(f"{told}: a model is not finite")
+            raise AssertionError(f"{title}: {type(error).__name__}: {error}") from error
+    if not bool(torch.isfinite(result.models()).all()):
+        raise AssertionError(f"{title}: a model is not finite")
     return CaseResult(case.name, FINITE, "")
 
 
@@ -262,8 +262,8 @@ def supports_target(algorithm: Any, kind: str) -> bool:
         except RequestError:
             return False
         except Exception as error:
-            told = f"{algorithm.name} on {kind} fails where nobody is odd"
-            raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
+            title = f"{algorithm.name} on {kind} fails where nobody is odd"
+            raise AssertionError(f"{title}: {type(error).__name__}: {error}") from error
     return True
 
 

@@ -370,7 +370,7 @@ def kernel() -> Any:
         wide()
         K, F = len(W), W.shape[1]
         zero = v.dtype.type(0)
-        one = v.dtype.type(1)
+        unit = v.dtype.type(1)
         for c in range(len(v)):
             start = c if len(begin) > 1 else 0
             for f in range(F):
@@ -378,13 +378,13 @@ def kernel() -> Any:
                     W[k, f] = begin[start, f * K + k]
             for j in range(F * K, v.shape[1]):
                 b[j - F * K] = begin[start, j]
-            mine = c if len(held) > 1 else 0
+            pull_row = c if len(held) > 1 else 0
             own = c if len(towards) > 1 else 0
             for k in range(len(H)):  # how each coefficient is held, the intercept last
                 for f in range(F + 1):
                     j = f * K + k
                     if j < v.shape[1]:
-                        H[k, f] = held[mine, j if held.shape[1] > 1 else 0]
+                        H[k, f] = held[pull_row, j if held.shape[1] > 1 else 0]
                         T[k, f] = towards[own, j] if towards.shape[1] > 0 else zero
             for s in range(len(place)):
                 eta = rate[s, c]
@@ -405,10 +405,10 @@ def kernel() -> Any:
                 if len(H) > 0:
                     for k in range(K):
                         for f in range(F):
-                            W[k, f] = (one - eta * H[k, f]) * W[k, f] + eta * T[k, f]
-                        b[k] = (one - eta * H[k, F]) * b[k] + eta * T[k, F]
-                elif held[mine, 0] != zero:
-                    factor = one - eta * held[mine, 0]
+                            W[k, f] = (unit - eta * H[k, f]) * W[k, f] + eta * T[k, f]
+                        b[k] = (unit - eta * H[k, F]) * b[k] + eta * T[k, F]
+                elif held[pull_row, 0] != zero:
+                    factor = unit - eta * held[pull_row, 0]
                     for k in range(K):
                         for f in range(F):
                             W[k, f] *= factor

@@ -323,7 +323,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
     def stay(W, x, y, place, n, rate, held, apart, towards, net, seen, out, here, there):  # type: ignore[no-untyped-def]
         """All steps of a client on its parameters W."""
         begins, inputs, outputs, biases, _, _, _, _, _, _, _ = net
-        one = W.dtype.type(1)
+        unit = W.dtype.type(1)
         for s in range(len(place)):
             eta = rate[s]
             m = n[s]
@@ -337,19 +337,19 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                 slopes = here if layer % 2 else there
                 if layer > 0:
                     back(W, layer, m, seen, behind, slopes, net)
-                beta = one - eta * W.dtype.type(held)
+                beta = unit - eta * W.dtype.type(held)
                 begin = begins[layer]
                 end = begin + inputs[layer] * outputs[layer] + biases[layer]
                 part = W[begin:end]
                 if len(apart) > 0:
                     stiff = apart[begin:end]
                     for j in range(len(part)):
-                        part[j] *= one - eta * stiff[j]
+                        part[j] *= unit - eta * stiff[j]
                 if len(towards) > 0:
                     goal = towards[begin:end]
                     for j in range(len(part)):
                         part[j] = beta * part[j] + eta * goal[j]
-                    beta = one
+                    beta = unit
                 descend(W, layer, m, seen, behind, eta / max(m, 1), beta, net)
                 behind = slopes
 
@@ -372,12 +372,12 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
         right = behind[: m * width]
         for j in range(len(left)):
             slope += left[j] * right[j]
-        mine = bias_of(own, 0, net)
-        theirs = bias_of(common, 0, net)
+        own_bias = bias_of(own, 0, net)
+        common_bias = bias_of(common, 0, net)
         for r in range(m):
             row = behind[r * width : (r + 1) * width]
-            for j in range(len(mine)):
-                slope += (mine[j] - theirs[j]) * row[j]
+            for j in range(len(own_bias)):
+                slope += (own_bias[j] - common_bias[j]) * row[j]
         return slope
 
     @fast
