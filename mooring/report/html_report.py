@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -19,6 +20,7 @@ from typing import Any
 import jinja2
 import numpy as np
 import pandas as pd
+from markupsafe import Markup, escape
 
 from mooring.core.errors import RequestError
 from mooring.core.score_sentences import direction
@@ -100,8 +102,14 @@ def get_environment(package: str = "mooring.report") -> jinja2.Environment:
     loader = jinja2.FunctionLoader(lambda name: read_template(name, package))
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["shown"] = format_cell
+    environment.filters["code"] = mark_code
     environment.filters["change"] = lambda pct: direction(-pct)
     return environment
+
+
+def mark_code(text: str) -> Markup:
+    """A sentence with its words in backticks as code, all of it escaped."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 @cache

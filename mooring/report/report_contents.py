@@ -227,14 +227,14 @@ def of_comparison(directory: RunDirectory) -> ReportContents:
     return ReportContents(
         **_frame(directory, comparison, comparison["metric"]),
         decision=f"Lowest test {comparison['metric']} of {len(methods)} methods: {first['method']} ({loss})",
-        headline=f"{first['method']} has the lowest test {comparison['metric']} of {len(methods)} methods, {loss}.",
+        headline=f"Of {len(methods)} methods, {first['method']} has the lowest test {comparison['metric']}, {loss}.",
         summary=describe_comparison(methods),
         words=[
             f"Figures and cards show {best}, the method with the lowest test loss among those with personal models.",
             f"Each method's models are in {METHODS_FOLDER}/METHOD/{SAVED}; predict with {METHODS_FOLDER}/{names[0]}.",
         ],
         models=[{"name": row["method"], "about": "", **_costs(row)} for row in methods.to_dict("records")],
-        losses_of="mean over test rows",
+        losses_of=f"mean over {int(clients['test'].sum()):,} test rows",
         clients=add_distance(clients, directory.of_method(best)),
         recommends=False,
         personal=best,
@@ -375,6 +375,7 @@ def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
         "loss": pulled["loss"].tolist(),
         "local": advice["summary"]["local"],
         "global": advice["summary"]["global"],
+        "rows": advice["summary"]["held_out_rows"],
         "plan": {
             "family": plan["family"],
             "about": PLAN_DESCRIPTIONS.get(plan["family"], plan["family"]),

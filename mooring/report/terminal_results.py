@@ -183,7 +183,10 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
         "sent": "sent",
         "seconds": "seconds",
     }
-    caption = "test: models of the kept round (by default the best on validation rows), mean over test rows"
+    caption = (
+        "test: models of the kept round (by default the best on validation rows), mean over "
+        f"{int(clients['test'].sum()):,} test rows"
+    )
     if "behind" in methods:
         caption += "; means and deviations over seeds, behind: difference from the lowest under the same seeds"
     else:

@@ -152,6 +152,13 @@ def test_columns_that_bend_are_named_with_what_they_gain_on_held_out_rows():
     assert sentences.describe_shape(none, "mse", 1.0) == ""
 
 
+def test_names_that_read_as_counts_follow_the_word_client():
+    some = frame(*["personal"] * 5, "local").assign(client=[str(i) for i in range(6)])
+    assert sentences.write_headline(some) == "Use a personal model at 5 of 6 clients and a local model at client 5."
+    assert sentences.name_clients(["3", "7"]) == "clients 3 and 7"
+    assert sentences.name_clients(["Zurich and Basel"]) == "Zurich and Basel"
+
+
 def test_the_largest_contribution_is_told_with_both_losses():
     columns = {"contribution": [0.01, 0.0196, np.nan], "contribution_pct": [1.0, 2.0, np.nan]}
     some = frame("personal", "personal", "global", others_held_out=[1.0, 0.98, 1.0], **columns)

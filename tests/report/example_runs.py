@@ -57,7 +57,7 @@ def page_of_many(m):
     )
     lams = np.logspace(-3, 3, 13).tolist()
     plan = {"family": "size", "about": "by size", "loss": 1.0, "low": 0.1, "middle": 1.0, "high": 9.0}
-    path = {"lam": lams, "loss": lams, "local": 1.0, "global": 1.0, "plan": plan}
+    path = {"lam": lams, "loss": lams, "local": 1.0, "global": 1.0, "rows": m, "plan": plan}
     own = {"names": list("abcdefghij"), "global": [0.0] * 10, "personal": rng.random((m, 10)).tolist()}
     return render_report(
         [

@@ -18,6 +18,7 @@ from mooring.report.html_report import (
     accumulate_costs,
     encode_for_script,
     list_columns,
+    mark_code,
     summarize_heterogeneity,
     write_report,
 )
@@ -177,3 +178,8 @@ def test_ten_thousand_clients_fit_eight_megabytes():
 def test_settings_leave_the_seal_out_and_long_lists_in_short(runs):
     told = collect_contents(runs["advise"]).settings
     assert "seal" not in told and re.search(r"numbers from .* to .*: see run.toml", told)
+
+
+def test_words_in_backticks_are_code_and_nothing_else_is_markup():
+    assert mark_code("Use `mooring advise` on <b>.") == "Use <code>mooring advise</code> on &lt;b&gt;."
+    assert mark_code("`<script>`") == "<code>&lt;script&gt;</code>"

@@ -63,7 +63,7 @@ def advice(display):
 def comparison(display):
     known = {"accuracy": 0.123456789, "auc": 0.87654321}
     methods = [{"method": name, "used_round": 1_234_567, **METHOD, **known} for name in ("local", "fedprox_personal")]
-    clients = [{"client": "[a]", "local": LOSS, "fedprox_personal": LOSS}]
+    clients = [{"client": "[a]", "test": 12, "local": LOSS, "fedprox_personal": LOSS}]
     terminal_results.show_comparison(
         display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients}
     )
@@ -72,7 +72,7 @@ def comparison(display):
 def repeated(display):
     spread = {"test_loss_sd": LOSS, "behind": -LOSS, "behind_sd": LOSS, "accuracy": 0.5, "used_round": 1.5}
     methods = [{"method": f"ditto lam={lam}", **METHOD, **spread} for lam in (0.1, 10)]
-    clients = [{"client": "[a]", "ditto lam=0.1": LOSS, "ditto lam=10": LOSS}]
+    clients = [{"client": "[a]", "test": 12, "ditto lam=0.1": LOSS, "ditto lam=10": LOSS}]
     terminal_results.show_comparison(
         display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients}
     )

@@ -68,9 +68,16 @@ def write_headline(frame: pd.DataFrame) -> str:
     for kind, count in counts.items():
         names = frame.loc[frame["recommended"] == kind, "client"].astype(str).tolist()
         of_all = f"{count:,}" if parts else f"{count:,} of {m:,} clients"
-        where = join_words(names) if parts and count <= MAX_CLIENTS_NAMED else of_all
+        where = name_clients(names) if parts and count <= MAX_CLIENTS_NAMED else of_all
         parts.append(f"{MODEL_PHRASES[str(kind)]} at {where}")
     return f"Use {join_words(parts)}."
+
+
+def name_clients(names: Sequence[str]) -> str:
+    """Names of clients in a sentence; names such as 2, which read as counts, follow the word "client"."""
+    if all(any(map(str.isalpha, name)) for name in names):
+        return join_words(names)
+    return f"client{'s' * (len(names) > 1)} {join_words(names)}"
 
 
 def describe_losses(summary: Mapping[str, Any]) -> str:
@@ -185,7 +192,8 @@ def describe_contributions(frame: pd.DataFrame, summary: Mapping[str, Any]) -> s
     most = frame.loc[frame["contribution_pct"].idxmax()]
     now, without = most["others_held_out"], most["others_held_out"] + most["contribution"]
     change = f"{direction(-most['contribution_pct'])} ({format_loss(without)} instead of {format_loss(now)})"
-    return f"Without {most['client']}, the other clients' {summary['metric']} with personal models would be {change}."
+    name = name_clients([str(most["client"])])
+    return f"Without {name}, the other clients' {summary['metric']} with personal models would be {change}."
 
 
 def describe_theory(summary: Mapping[str, Any], theory: TheoryReport | None) -> str:

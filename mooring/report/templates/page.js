@@ -430,7 +430,7 @@ function pathFigure(run, host) {
   return figure(run, host, {
     name: "path", title: "Held-out loss by lambda", marks: false, lively: true,
     height: w => w < 500 ? 300 : 340,
-    describe: () => `Held-out ${run.metric} of all clients against lambda, the strength of the pull towards the global model: small is close to local models (${number(path.local)}), large close to the global model (${number(path.global)}). ` +
+    describe: () => `Held-out ${run.metric} of all clients (${number(path.rows)} rows) against lambda, the strength of the pull towards the global model: small is close to local models (${number(path.local)}), large close to the global model (${number(path.global)}). ` +
       `The best single lambda is ${number(lams[best], 3)} with ${number(path.loss[best])}. The plan, ${plan.about}, has ${number(plan.loss)}; personal models average several settings.` +
       (path.clients ? " The selected client has a line of its own." : "") + (isWide(losses()) ? " The loss axis is logarithmic." : ""),
     data: () => [["lambda", "loss", ...(mine() ? [String(run.clients.client[run.picked])] : [])], lams.map((lam, k) => [lam, path.loss[k], ...(mine() ? [mine()[k]] : [])])],
