@@ -1,22 +1,23 @@
-"""Advice for networks, compared with its baselines: FedAvg, fine-tuned FedAvg and Local.
+"""Advice for networks against the algorithms of `compare`, each with its defaults, on the same rows.
 
-    python -m benchmarks.advice_networks [--data-dir FOLDER] [--seeds 10] [--first 0] [--sets digits,mnist,groups]
-                                         [--writers 40] [--rounds 30]
+    python -m benchmarks.advice_networks [--data-dir FOLDER] [--seeds 10] [--first 0] [--rounds 30]
+                                         [--sets digits,fashion,mnist,groups] [--writers 40]
 
-Digits, two classes per client (a perceptron 64-32-10), and with --data-dir MNIST by its true writers (784-50-10): one
-writer per client ("mnist"), or five ("groups"), which leaves large test sets. All methods are trained on the same rows
-and scored on rows that advice does not see: 40% of all rows, for groups 72%. On digits, where a client's rows depend on
-its classes only, every client is scored on all withheld rows of its classes, each class weighted by its share at the
-client; writers are scored on their own rows. Differences are of the mean client's log-loss and of the worst decile's
-(mean of the worst tenth), averaged over seeds, advised minus the baseline, with the standard error over seeds.
-Calls (the recommended model is better, or worse, than the local or global one) and probabilities are scored as
-`advice_calibration.py` describes.
+Digits, two classes per client (a perceptron 64-32-10), and with --data-dir Fashion-MNIST by a Dirichlet partition
+(alpha 0.1, 250 rows per client) and MNIST by its true writers (784-50-10): each writer is a client ("mnist"), or each
+five of them ("groups"), which leaves large test sets. All methods are trained on the same rows and tested on rows that
+no method sees: 40% of all, of groups 72%. On digits, where what a client sees depends on its classes only, every client
+is tested on all of these rows that have one of its classes, each class with its share at the client; elsewhere on its
+own rows.
+Numbers are means over clients of the log-loss, its worst decile (mean of the worst tenth) and the accuracy. The
+differences are those of the recommended models less the best single algorithm, which is chosen on the test rows; their
+standard error is over seeds, and with one seed over clients. Confidence (the recommended model is better than the local
+or the global one, or worse) is judged as in `advice_calibration.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,15 +29,17 @@ from torch import nn
 from benchmarks.advice_calibration import StatedGains, describe, select_calls
 from mooring.advice.advise import run_advice
 from mooring.advice.candidates.families import TUNED
-from mooring.advice.evaluation.networks import finetune_locally, replace_rows
-from mooring.advice.folds import assign_folds, concatenate_rows, filter_rows, row_clients, row_losses
+from mooring.advice.evaluation.networks import row_errors
+from mooring.advice.folds import assign_folds, filter_rows, row_clients, row_losses
 from mooring.core.cohort import Rows
 from mooring.data.clients import PARTS, Clients
 from mooring.data.image_datasets import load_image_dataset
+from mooring.engines.fit import fit
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 
-BASELINES = ("FedAvg", "localized FedAvg", "Local")
+SINGLE_ALGORITHMS = ("fedavg", "fedavg_finetune", "fedprox", "ditto", "apfl", "fedper", "fedrod", "local")
+METHODS = ("recommended", "personal", "global", "local")  # of the advice
 SHRINKAGE_ROWS = 20
 GROUP = 5  # writers per client
 
@@ -49,7 +52,8 @@ def net(features: int, classes: int) -> nn.Module:
 class LossesBySeed(NamedTuple):
     """One federation's recommendation and its losses on withheld rows."""
 
-    loss: dict[str, np.ndarray]  # every client's loss on withheld rows, by method
+    loss: dict[str, np.ndarray]  # every client's loss on test rows, by method
+    error: dict[str, np.ndarray]  # the share of its test rows that are misclassified
     plan: str
     stated: dict[str, StatedGains]  # against the local and the global model
 
@@ -97,35 +101,37 @@ def class_shares(clients: Clients) -> torch.Tensor:
 def measure_losses(clients: Clients, seed: int, rounds: int, by_class: bool, parts: int) -> LossesBySeed:
     """Return the losses of one federation: advice sees one of `parts` of the test rows, the others are withheld."""
     test = clients.test.compact()
-    is_seen = assign_folds(test, clients.keys, parts, seed) == 0
-    withheld, visible = filter_rows(test, ~is_seen), replace(clients, test=filter_rows(test, is_seen))
+    seen = assign_folds(test, clients.keys, parts, seed) == 0
+    withheld, visible = filter_rows(test, ~seen), replace(clients, test=filter_rows(test, seen))
     job = prepare(request(visible, purpose="advise", model=net, seed=seed, rounds=rounds, threads=1), visible, net)
     advice = run_advice(job)
     models, choice = advice.models, advice.choice
-    refit_job = replace_rows(job, concatenate_rows(visible.train, visible.validation))
     by_name = {
-        "advised": models.personal,
         "recommended": models.recommended,
-        "FedAvg": models.global_,
-        "localized FedAvg": finetune_locally(refit_job, models.global_, 1),
-        "Local": models.local,
+        "personal": models.personal,
+        "global": models.global_.expand_as(models.local),
+        "local": models.local,
     }
+    for name in SINGLE_ALGORITHMS:
+        single = fit(visible, algorithm=name, model=net, seed=seed, rounds=rounds, threads=1, baselines=False)
+        by_name[f"compare {name}"] = single.trained.models
     scored = rows_of_class(withheld, class_shares(clients)) if by_class else rows_by_client(withheld)
-    losses = {k: row_losses(job.task, v, scored.rows) for k, v in by_name.items()}
+    each = {k: row_losses(job.task, v, scored.rows) for k, v in by_name.items()}
+    wrong = {k: row_errors(job.task, v, scored.rows) for k, v in by_name.items()}
     stated = {}
-    for alternative, name in (("local", "Local"), ("global", "FedAvg")):
+    for other in ("local", "global"):
         frame = advice.clients
-        probability = frame[f"probability_better_than_{alternative}"].to_numpy()
-        low, high = (frame[f"improvement_over_{alternative}_ci_{end}"].to_numpy() for end in ("low", "high"))
+        probability = frame[f"probability_better_than_{other}"].to_numpy()
+        low, high = (frame[f"improvement_over_{other}_ci_{end}"].to_numpy() for end in ("low", "high"))
         better, worse = select_calls(probability)
-        gain = losses[name] - losses["recommended"]
-        has_interval = (low < high) & (scored.rows.size > 0).numpy()
+        gain = each[other] - each["recommended"]
+        some = (low < high) & (scored.rows.size > 0).numpy()
         columns = (probability, high - low, better.astype(int) - worse, scored.mean(gain), scored.error(gain))
-        stated[alternative] = StatedGains(*(column[has_interval] for column in columns))
+        stated[other] = StatedGains(*(column[some] for column in columns))
     steps = " rounds' worth of steps" if choice.plan.family == TUNED else ""
     plan = f"{choice.plan.family} {choice.plan.value:.3g}{steps}, {len(choice.own)} clients leave it"
-    mean = {k: scored.mean(v)[scored.rows.size > 0] for k, v in losses.items() if k != "recommended"}
-    return LossesBySeed(mean, plan, stated)
+    loss, error = ({k: scored.mean(v)[scored.rows.size > 0] for k, v in values.items()} for values in (each, wrong))
+    return LossesBySeed(loss, error, plan, stated)
 
 
 def worst_decile(loss: np.ndarray) -> float:
@@ -145,30 +151,29 @@ def group_by_five(clients: Clients) -> Clients:
 
 
 def compare(name: str, make, seeds: range, rounds: int, by_class: bool = False, parts: int = 3) -> None:
-    gaps: dict[tuple[str, str], list[float]] = defaultdict(list)
-    stated_by_alternative: dict[str, list[StatedGains]] = defaultdict(list)
+    """Print a table of the methods, and how the recommended models differ from the best single algorithm."""
+    results = []
     for seed in seeds:
-        losses, plan, stated = measure_losses(make(seed), seed, rounds, by_class, parts)
-        for alternative, gains in stated.items():
-            stated_by_alternative[alternative].append(gains)
-        loss_texts = ", ".join(f"{k} {v.mean():.3f} / {worst_decile(v):.3f}" for k, v in losses.items())
-        counts = "; ".join(
-            f"over {alternative} {(gains.call != 0).sum()} calls, {(gains.call * gains.seen < 0).sum()} denied"
-            for alternative, gains in stated.items()
-        )
-        print(f"{name}, seed {seed}: mean / worst decile: {loss_texts}; plan {plan}; {counts}", flush=True)
-        for baseline in BASELINES:
-            for statistic, measure in (("mean", np.mean), ("worst decile", worst_decile)):
-                gaps[baseline, statistic].append(float(measure(losses["advised"]) - measure(losses[baseline])))
-    for alternative, all_gains in stated_by_alternative.items():
-        print(f"{name}, over {alternative}: {describe(all_gains)}", flush=True)
-    for (baseline, statistic), values in gaps.items():
-        error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
-        verdict = "MISSED" if np.mean(values) > 2 * error else "held"
-        print(
-            f"{name}, {statistic}: advised - {baseline} = {np.mean(values):+.4f} (error {error:.4f})  {verdict}",
-            flush=True,
-        )
+        result = measure_losses(make(seed), seed, rounds, by_class, parts)
+        results.append(result)
+        loss = result.loss["recommended"].mean()
+        print(f"{name}, seed {seed}: recommended {loss:.4f}; plan {result.plan}", flush=True)
+    print(f"{name}: {'method':24s} log-loss  worst decile  accuracy")
+    for method in results[0].loss:
+        columns = [np.mean([measure(r.loss[method]) for r in results]) for measure in (np.mean, worst_decile)]
+        accuracy = 100 * (1 - np.mean([r.error[method].mean() for r in results]))
+        print(f"{name}: {method:24s} {columns[0]:8.4f}  {columns[1]:12.4f}  {accuracy:7.2f}%", flush=True)
+    for what in ("loss", "error"):
+        values = {m: [getattr(r, what)[m] for r in results] for m in results[0].loss}
+        singles = [m for m in values if m not in METHODS]
+        best = min(singles, key=lambda m: np.mean([v.mean() for v in values[m]]))
+        gaps = [mine - other for mine, other in zip(values["recommended"], values[best], strict=True)]
+        units = np.array([gap.mean() for gap in gaps]) if len(gaps) > 1 else gaps[0]
+        error = np.std(units, ddof=1) / len(units) ** 0.5
+        word = "held" if units.mean() <= error else "MISSED"
+        print(f"{name}, {what}: recommended - {best} = {units.mean():+.4f} (standard error {error:.4f})  {word}")
+    for other in results[0].stated:
+        print(f"{name}, over {other}: {describe([r.stated[other] for r in results])}", flush=True)
 
 
 def main() -> None:
@@ -176,9 +181,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--sets", default="digits,mnist,groups")
+    parser.add_argument("--sets", default="digits,fashion,mnist,groups")
     parser.add_argument("--writers", type=int, default=40, help="clients of MNIST")
-    parser.add_argument("--rounds", type=int, help="50 on digits, 30 on MNIST")
+    parser.add_argument("--rounds", type=int, help="50 on digits, 30 elsewhere")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sets, seeds = options.sets.split(","), range(options.first, options.first + options.seeds)
@@ -197,6 +202,15 @@ def main() -> None:
 
     if "digits" in sets:
         compare("digits", digits, seeds, options.rounds or 50, by_class=True)
+    if options.data_dir and "fashion" in sets:
+
+        def fashion(seed: int) -> Clients:
+            rows = {"samples_per_client": 250, "test": 0.6, "validation": 0.1, "seed": seed}
+            return load_image_dataset(
+                "fashion_mnist", options.data_dir, partition="dirichlet", alpha=0.1, clients=20, **rows
+            )
+
+        compare("Fashion-MNIST", fashion, seeds, options.rounds or 30)
     if options.data_dir and "mnist" in sets:
         compare("MNIST writers", writers, seeds, options.rounds or 30)
     if options.data_dir and "groups" in sets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,7 +72,7 @@ from mooring.runs.sections import AdviceOptions
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 
 UNUSED_OPTIONS = ("checkpoint", "checkpoint_every")
-ROUND_OPTIONS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
+ROUND_OPTIONS = ("rounds", "participation", "evaluate_every", "patience", "chunk", "select_by")
 PRINTED_KEYS = ("headline", "summary", "clients", "run")  # what `mooring advise --json` prints
 
 
@@ -145,13 +146,15 @@ def advise(
     *,
     out: str | Path | None = None,
     model: Any = None,
+    settings: Mapping[str, Any] | None = None,
     progress: bool | OnProgress = False,
     trust_code: bool = False,
     **options: Unpack[AdviceOptions],
 ) -> AdviceResult:
     """Which model every client should use (local, global or personal), how much better it is, and with what confidence.
 
-    `data`, `model`, `trust_code` and `options` are those of `fit`; options of training apply to networks only. With
+    `data`, `model`, `trust_code` and `options` are those of `fit`; options of training apply to networks only, as do
+    `settings`, the step size, epochs, batch and optimizer of local training: what is not given is chosen. With
     `out` the run directory with its tables and models is written there; `resume` continues an interrupted run.
     `progress` is True for a line on stderr, or a function of (step, done, total).
     """
@@ -160,7 +163,7 @@ def advise(
         source, model = second, source
     if out is not None and os.path.lexists(out):
         raise RequestError(f"{out} already exists; choose another --out, or resume it.")
-    asked = request(source, purpose="advise", model=model, trust_code=trust_code, **options)
+    asked = request(source, purpose="advise", model=model, settings=settings, trust_code=trust_code, **options)
     as_it_is = (
         isinstance(source, Clients) or is_pooled(asked.data.source) or (model is not None and is_client_arrays(source))
     )
@@ -170,6 +173,8 @@ def advise(
     in_memory, loss = None if isinstance(source, str | Path) else source, options.get("loss")
     job = prepare(asked, in_memory, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
+    if advice_options(job).settings and isinstance(job.task, HasProx):
+        raise RequestError(f"settings do not apply: models of task '{job.task.name}' are solved exactly.")
     directory = None if out is None else create_run(out, initial_files(job))
     with nullcontext() if directory is None else directory_lock(directory.path):
         return run_advice(job, directory, progress_function(progress))

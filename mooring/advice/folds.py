@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.client_functions import ClientRows
-from mooring.core.cohort import Rows, padded_batches
+from mooring.core.cohort import Batch, Rows, padded_batches
 from mooring.core.seeds import uniforms
 from mooring.core.task import Task
 from mooring.data.clients import PARTS, Clients
@@ -202,11 +202,17 @@ def row_losses(task: Task, models: Tensor, rows: Rows, unit: float = 1.0) -> Ten
 
     models is [m, d], or one [d] for all.
     """
+    return unit * map_rows(task.row_risk, models, rows)
+
+
+def map_rows(function: Callable[[Tensor, Batch], Tensor], models: Tensor, rows: Rows) -> Tensor:
+    """[N] in float64: a number for every row, client after client; `function` has those of models [C, d] and the rows
+    of these clients [C, n]."""
     out = torch.empty(int(rows.size.sum()), dtype=torch.float64)
     first = torch.cumsum(rows.size, 0) - rows.size
     models = models.expand(len(rows), -1) if models.ndim == 1 else models
     for block, batch in padded_batches(rows) if len(out) else ():
         column = torch.arange(batch.y.shape[1])
         real = column < rows.size[block][:, None]
-        out[(first[block][:, None] + column)[real]] = task.row_risk(models[block], batch)[real].double()
-    return unit * out
+        out[(first[block][:, None] + column)[real]] = function(models[block], batch)[real].double()
+    return out

@@ -18,7 +18,6 @@ from mooring.commands.common import (
     log_to_tracker,
     mark_resumable,
     open_display,
-    parse_task_settings,
     print_json,
 )
 from mooring.core.errors import RequestError
@@ -36,7 +35,6 @@ from mooring.options import (
     Out,
     Set,
     SetEach,
-    SetTask,
     Source,
     Track,
     TrustCode,
@@ -62,7 +60,7 @@ ROUND_OPTIONS = tuple(
 )
 def advise(
     source: Source,
-    set_: SetTask = None,
+    set_: Set = None,
     out: Out = None,
     per_client: PerClient = False,
     json_: Json = False,
@@ -80,10 +78,10 @@ def advise(
     from mooring.advice.advise import as_json
 
     display = open_display(json_ or csv_, track)
-    given = parse_task_settings(set_, given)
+    settings, given = split_assignments(set_, given)
     out = mark_resumable(out or free_directory(source, "advice"))
     with display.progress() as on_progress:
-        advice = run(source, out=out, progress=on_progress, trust_code=trust_code, **given)
+        advice = run(source, out=out, settings=settings, progress=on_progress, trust_code=trust_code, **given)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
     show_written(display, out, instead, per_client, advice.job.clients.notes)
     log_to_tracker(display, out, track)

@@ -26,9 +26,10 @@ from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.engines.exchange import ClientRoster, Replies
+from mooring.engines.metrics import ERROR_MEASURES
 from mooring.engines.privacy import PrivateMean, make_private_mean
 from mooring.engines.reply_checks import cap_shares, check_replies, clip_messages
-from mooring.engines.training_state import Diverged, Evaluation, TrainingPlan, TrainingState
+from mooring.engines.training_state import LOSS, Diverged, Evaluation, TrainingPlan, TrainingState
 
 if TYPE_CHECKING:
     from mooring.engines.loop import RoundRequest, Training
@@ -146,10 +147,10 @@ class StopDivergence(Callback):
 
 
 class KeepBest(Callback):
-    """The state of the round with the best validation loss is kept."""
+    """The state of the best round on validation rows is kept: the lowest loss, or the best value of a measure."""
 
     def on_evaluation(self, training: Training, evaluation: Evaluation, round: Round) -> None:
-        state, loss = training.state, evaluation.validation_loss
+        state, loss = training.state, selection_loss(training.plan.select_by, evaluation)
         if loss == float("inf"):
             warnings.warn(f"round {evaluation.t}: the validation loss is infinite.")
         if not np.isfinite(loss):
@@ -162,8 +163,19 @@ class KeepBest(Callback):
             state.evaluations_since_best += 1
 
 
+def selection_loss(by: str, evaluation: Evaluation) -> float:
+    """What is lowest in the best round: the validation loss, or less the measure where higher is better."""
+    if by == LOSS:
+        return evaluation.validation_loss
+    if by not in evaluation.validation_measures:
+        known = ", ".join((LOSS, *evaluation.validation_measures))
+        raise RequestError(f"select_by = {by!r} is not measured on the validation rows; known here: {known}.")
+    value = evaluation.validation_measures[by]
+    return value if by in ERROR_MEASURES else -value
+
+
 class StopEarly(Callback):
-    """The run ends after `patience` evaluations without a better validation loss."""
+    """The run ends after `patience` evaluations without a better one on validation rows."""
 
     def __init__(self, patience: int):
         self.patience = patience

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from mooring.engines.fit_files import check_same_data, initial_files, summarize_
 from mooring.engines.fit_result import FitResult
 from mooring.engines.fit_tables import clients_frame, overall_loss, rounds_frame, test_losses
 from mooring.engines.loop import resolve
-from mooring.engines.metrics import CONFIDENCE_LEVEL, compute_metrics, mean_improvement
+from mooring.engines.metrics import CONFIDENCE_LEVEL, Metric, compute_metrics, mean_improvement
 from mooring.engines.participation import check_participation
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.privacy import DEFAULT_DELTA
@@ -56,6 +56,7 @@ def fit(
     lr: Any = None,
     progress: bool | OnProgress = False,
     callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
     trust_code: bool = False,
     **options: Unpack[Options],
 ) -> FitResult:
@@ -67,8 +68,9 @@ def fit(
     without one it is the run file's, or fedprox_personal, for networks fedavg_finetune. `options` are those of the
     run file's sections [data], [task] and [training], and override the run file; `loss` may be a function.
     With `out` the run is written there and can be resumed; without, nothing is written. `callbacks` are called in the
-    round loop (`mooring.engines.callbacks.Callback`). `trust_code` lets an untrusted run file run the code that it
-    names.
+    round loop (`mooring.engines.callbacks.Callback`). `metrics` are functions of (targets, predictions)
+    by name, measured in every evaluated round and by client (`mooring.engines.metrics`). `trust_code` lets an untrusted
+    run file run the code that it names.
     """
     source = data
     given_settings = {"lam": lam, "eta": eta, "lr": lr}
@@ -82,7 +84,7 @@ def fit(
         raise RequestError("seeds does not apply: fit trains once; compare repeats.")
     in_memory = None if isinstance(source, str | Path) else source
     loss = options.get("loss")
-    job = prepare(run, in_memory, model, loss if callable(loss) else None, user_classes([algorithm]))
+    job = prepare(run, in_memory, model, loss if callable(loss) else None, user_classes([algorithm]), metrics=metrics)
     return start_fit(job, out, progress_function(progress), callbacks=callbacks)
 
 
@@ -112,15 +114,16 @@ def resume(
     loss: Any = None,
     algorithm: Algorithm[Any, Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
     progress: bool | OnProgress = False,
     trust_code: bool = False,
 ) -> FitResult:
     """Continue the interrupted fit of a run directory; the result is bit-for-bit what it would have been.
 
-    Inputs that were in memory are passed again: the same data, model, loss, algorithm and callbacks. A finished run is
-    read.
+    Inputs that were in memory are passed again: the same data, model, loss, algorithm, callbacks and metrics. A
+    finished run is read.
     """
-    inputs = (data, model, loss, algorithm, callbacks, trust_code)
+    inputs = (data, model, loss, algorithm, callbacks, trust_code, metrics)
     result, note = resume_fit(run, progress_function(progress), *inputs)
     if note is not None:
         warnings.warn(note)
@@ -136,6 +139,7 @@ def resume_fit(
     algorithm: Algorithm[Any, Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     trust_code: bool = False,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> tuple[FitResult, str | None]:
     """Resume an interrupted fit, with bit-for-bit the same result; a finished one is only read.
 
@@ -144,7 +148,7 @@ def resume_fit(
     directory = open_run(path)
     with directory_lock(directory.path):
         check_trusted_run(directory.run, directory.path, trust_code)
-        job = prepare(directory.run, source, model, loss, user_classes([algorithm]), directory.path)
+        job = prepare(directory.run, source, model, loss, user_classes([algorithm]), directory.path, metrics)
         check_same_data(directory, job)
         return continue_fit(job, directory, make_simulator(job), on_progress, callbacks)
 
@@ -185,10 +189,12 @@ def complete_fit(
     roster = exchange.roster
     losses = {name: test_losses(models, roster) for name, models in models_by_name.items()}
     scores_by_name = {
-        name: compute_metrics(job.task, job.clients, None if w is None else w.models)
+        name: compute_metrics(job.task, job.clients, None if w is None else w.models, metrics=job.metrics)
         for name, w in models_by_name.items()
     }
-    clients = clients_frame(roster, losses, trained).assign(**scores_by_name["personal"].by_client)
+    clients = clients_frame(roster, losses, trained).assign(
+        **{f"test_{n}" if n in job.metrics else n: v for n, v in scores_by_name["personal"].by_client.items()}
+    )
     rounds = rounds_frame(job, state.records)
     rows = roster.sizes["test"]
     summary: JsonObject = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": CONFIDENCE_LEVEL}

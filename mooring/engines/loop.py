@@ -268,7 +268,15 @@ def evaluate(exchange: Exchange, server: StateTree, round: Round, at: str = LAST
     scores = exchange.evaluate(server, round, PARTS, at)
     train, validation, test = (scores[part] for part in PARTS)
     losses = {name: mean_over_rows(scores[part]) for name, part in zip(LOSS_COLUMNS, PARTS)}
-    return Evaluation(round.t, train, validation.risk, test.risk, **losses, measures=test.measures)
+    return Evaluation(
+        round.t,
+        train,
+        validation.risk,
+        test.risk,
+        **losses,
+        measures=test.measures,
+        validation_measures=validation.measures,
+    )
 
 
 def mean_over_rows(scores: Scores) -> float:

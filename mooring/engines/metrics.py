@@ -4,11 +4,15 @@
     classes   accuracy; with two classes auc, the share of pairs (one of each class) in the right order
     labels    accuracy, the share of correct labels
 
-A client's r2 and auc are about its own rows, and nan where these do not vary.
+A client's r2 and auc are about its own rows, and nan where these do not vary. Metrics of users are functions of
+(targets, predictions); predictions are numbers, classes (0, 1, ...) or labels (0 or 1), or, for a function with a
+parameter `probabilities`, the model's probabilities.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +22,14 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, REGRESSION, Clients
 
 CONFIDENCE_LEVEL = 0.95  # of intervals over clients
 CLASS_TARGETS = (BINARY, CLASSES, MULTILABEL)
+ERROR_MEASURES = ("rmse", "mae")  # the lower, the better
+Metric = Callable[..., float]
 Predictions = tuple[np.ndarray, np.ndarray, np.ndarray]  # of rows: targets, predictions, clients
 
 
@@ -33,25 +40,55 @@ class MetricValues(NamedTuple):
     by_client: dict[str, np.ndarray]
 
 
-def compute_metrics(task: Task, clients: Clients, models: Tensor | None, part: str = "test") -> MetricValues:
-    """The measures of each client's model [m, d] (or one model [d] for all); empty if they do not apply.
+def compute_metrics(
+    task: Task,
+    clients: Clients,
+    models: Tensor | None,
+    part: str = "test",
+    metrics: Mapping[str, Metric] | None = None,
+) -> MetricValues:
+    """The measures of each client's model [m, d] (or one model [d] for all), also by the user's `metrics`; empty if
+    they do not apply.
 
     They do not apply if clients keep their models or rows, or predict neither a number nor probabilities.
     """
     rows: Rows | None = getattr(clients, part, None)
     if models is None or rows is None or not 0 < int(rows.size.sum()) <= len(rows.y):  # sizes without their rows
         return MetricValues({}, {})
-    y, prediction, owner = predict_all(task, models if models.ndim == 2 else models.expand(len(rows), -1), rows)
+    blocks = predict_blocks(task, models if models.ndim == 2 else models.expand(len(rows), -1), rows)
+    return measure_predictions(task, clients, blocks, metrics or {})
+
+
+def measure_predictions(
+    task: Task, clients: Clients, blocks: list[Predictions], metrics: Mapping[str, Metric], by_client: bool = True
+) -> MetricValues:
+    """The measures of predictions, and each client's own unless they are not asked for."""
+    y, prediction, owner = concatenate_predictions(blocks)
+    if not by_client:
+        owner = np.zeros_like(owner)
+    m = len(clients) if by_client else 1
     if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
         unit, mean = (clients.target_scale, clients.target_mean) if clients.kind == REGRESSION else (1.0, 0.0)
-        return number_metrics(y * unit + mean, prediction * unit + mean, owner, len(rows))
-    return class_metrics(task, clients.kind, y, prediction, owner, len(rows))
+        y, prediction = y * unit + mean, prediction * unit + mean
+        known = number_metrics(y, prediction, owner, m)
+    else:
+        known = class_metrics(task, clients.kind, y, prediction, owner, m)
+    for name, metric in metrics.items():
+        known.overall[name] = _apply_metric(name, metric, y, prediction)
+        places = [owner == i for i in range(m)]
+        values = [_apply_metric(name, metric, y[at], prediction[at]) if at.any() else np.nan for at in places]
+        known.by_client[name] = np.array(values)
+    return known
 
 
-def overall_class_metrics(task: Task, kind: str, predictions: list[Predictions]) -> dict[str, float]:
-    """Return measures of all rows together, for predictions of classes or labels."""
-    y, prediction, owner = concatenate_predictions(predictions)
-    return class_metrics(task, kind, y, prediction, np.zeros_like(owner), 1).overall
+def _apply_metric(name: str, metric: Metric, y: np.ndarray, prediction: np.ndarray) -> float:
+    """A user's metric of some rows."""
+    if "probabilities" not in inspect.signature(metric).parameters and y.dtype.kind in "iub":
+        prediction = prediction.argmax(-1) if prediction.ndim > y.ndim else (prediction > 0.5).astype(y.dtype)
+    try:
+        return float(metric(y, prediction))
+    except Exception as error:
+        raise RequestError(f"metric {name!r} fails: {type(error).__name__}: {error}") from error
 
 
 def predict_all(task: Task, models: Tensor, rows: Rows) -> Predictions:

@@ -24,9 +24,10 @@ from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_dataset_name, load_dataset
 from mooring.data.loading import load
 from mooring.engines.kernel_choice import choose_kernels
+from mooring.engines.metrics import Metric
 from mooring.engines.request import IN_MEMORY, user_code_specs
 from mooring.engines.simulator import Simulator, StatisticsCache
-from mooring.engines.training_state import TrainingPlan, make_plan
+from mooring.engines.training_state import LOSS, TrainingPlan, make_plan
 from mooring.runs.directory import RunDirectory
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, DataSection
@@ -50,6 +51,7 @@ class Job:
         default_factory=dict
     )  # algorithms that were given as objects
     copies: Path | None = None  # the run directory that has copies of the user's Python files
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's functions of targets and predictions
 
     @property
     def plan(self) -> TrainingPlan:
@@ -68,11 +70,12 @@ def prepare(
     loss: Any = None,
     own: Mapping[str, type[Algorithm[Any, Any, Any]]] | None = None,
     copies: Path | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Job:
     """Load the data (or take `source`), build the task, fix the number of threads and the kernels.
 
-    Inputs that a run file cannot contain are arguments: data, a model and a loss in memory, user classes (`own`). A run
-    that is resumed has `copies` of the Python files that it names in its directory.
+    Inputs that a run file cannot contain are arguments: data, a model and a loss in memory, user classes (`own`),
+    `metrics`. A run that is resumed has `copies` of the Python files that it names in its directory.
     """
     if copies is not None:
         check_unchanged(user_code_specs(run), copies)
@@ -94,7 +97,7 @@ def prepare(
     ):
         run = run.model_copy(update={"task": run.task.model_copy(update={"units": TARGET_UNITS})})
         task = make_task(run, clients, model, loss, copies)
-    job = Job(run, clients, task, own or {}, copies)
+    job = Job(run, clients, task, own or {}, copies, metrics or {})
     run, task = choose_kernels(run, clients, task, job.algorithms())
     return replace(job, run=run, task=task)
 
@@ -289,4 +292,6 @@ def make_simulator(job: Job, statistics: StatisticsCache | None = None) -> Simul
     if training.attack is not None and attacks.parse_attack(training.attack)[0] == attacks.LABEL_FLIP:
         lying = attacks.malicious_clients(training.attack, training.seed, clients.keys)
         clients = replace(clients, train=attacks.flip_labels(clients.train, lying, len(clients.classes)))
-    return Simulator(job.task, clients, clients.weights(training.weights), training.chunk or 0, statistics)
+    simulator = Simulator(job.task, clients, clients.weights(training.weights), training.chunk or 0, statistics)
+    simulator.metrics, simulator.measures_validation = job.metrics, training.select_by != LOSS
+    return simulator

@@ -47,9 +47,9 @@ def request(
     **options: Any,
 ) -> RunFile:
     """Return the run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`,
-    its fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
-    file names, and that were not given before, are used only with `trust_code`. Without `reads_source` its data are not
-    read."""
+    its fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (local training of a
+    network in `settings`). Files that a run file names, and that were not given before, are used only with
+    `trust_code`. Without `reads_source` its data are not read."""
     file = read_tables(source)
     options_by_section = group_by_section(options, model)
     rules = PURPOSES[purpose]
@@ -99,6 +99,10 @@ def request(
     table |= {"algorithm": sections[0]} if rules.methods == "one" else {"algorithms": sections or None}
     if rules.has_advice_section:
         table["advice"] = file.get("advice", {}) | options_by_section["advice"]
+        if settings:
+            table["advice"]["settings"] = table["advice"].get("settings", {}) | rename_lr(settings)
+        if table["advice"].get("settings"):  # FedAvg has all fields of local training and of the server's optimizer
+            build("fedavg", table["advice"]["settings"])
     if rules.can_be_federated and "federation" in file:
         table["federation"] = file["federation"]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +46,8 @@ class Simulator:
         self.states: ClientStates
         self.best: ClientStates | None = None
         self._pending: Any = None
+        self.metrics: Mapping[str, metrics.Metric] = {}  # the user's, of all evaluations
+        self.measures_validation = False  # whether validation rows are measured as test rows are
         self._used: Any = None  # the last round's states and messages, whose memory is reused
 
     @cached_property
@@ -105,18 +108,28 @@ class Simulator:
 
     def evaluate(self, server: StateTree, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
         rows = {part: getattr(self.clients, part) for part in parts}
-        classes = "test" in parts and self.clients.kind in metrics.CLASS_TARGETS
-        answers: list[metrics.Predictions] = []
+        measured = [part for part in parts if self._measures(part)]
+        predictions: dict[str, list[metrics.Predictions]] = {part: [] for part in measured}
 
         def risks(block: Tensor) -> tuple[Tensor, ...]:
             w = self._deployed(server, round, at, block)
-            if classes:
-                answers.extend(metrics.predict_blocks(self.task, w, rows["test"].select(block)))
+            for part in measured:
+                predictions[part].extend(metrics.predict_blocks(self.task, w, rows[part].select(block)))
             return tuple(local_update.mean_risk(self.task, w, rows[part].select(block)) for part in parts)
 
         losses = map_blocks(self._blocks(), risks)
-        overall = {"test": metrics.overall_class_metrics(self.task, self.clients.kind, answers)} if answers else {}
-        return {part: Scores(risk, rows[part].size, overall.get(part, {})) for part, risk in zip(parts, losses)}
+        measures = {
+            part: metrics.measure_predictions(self.task, self.clients, blocks, self.metrics, by_client=False).overall
+            for part, blocks in predictions.items()
+            if blocks
+        }
+        return {part: Scores(risk, rows[part].size, measures.get(part, {})) for part, risk in zip(parts, losses)}
+
+    def _measures(self, part: str) -> bool:
+        """Whether predictions of these rows are measured."""
+        if part == "validation":
+            return self.measures_validation
+        return part == "test" and (self.clients.kind in metrics.CLASS_TARGETS or bool(self.metrics))
 
     def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.finetunes:
@@ -141,7 +154,9 @@ class Simulator:
         self.best = ClientStates.from_snapshot(first, BEST, snapshot) if f"{BEST}_merged" in snapshot else None
 
     def beside(self, algorithm: AnyAlgorithm) -> Simulator:
-        return Simulator(self.task, self.clients, self.p, self.chunk, self.statistics_cache)
+        beside = Simulator(self.task, self.clients, self.p, self.chunk, self.statistics_cache)
+        beside.metrics, beside.measures_validation = self.metrics, self.measures_validation
+        return beside
 
     def _deployed(self, server: StateTree, round: Round, at: str, block: Tensor) -> Tensor:
         states = self._states(at)

@@ -15,6 +15,7 @@ from mooring.core.types import JsonObject
 from mooring.engines.exchange import BEST, LAST, Scores
 from mooring.runs.sections import TrainingSection
 
+LOSS = "loss"
 LOSS_COLUMNS = ("train_loss", "validation_loss", "test_loss")
 
 
@@ -27,7 +28,8 @@ class TrainingPlan:
     seed: int = 0
     evaluate_every: int | None = None  # None: about twenty times a run
     patience: int | None = None  # evaluations without a better validation loss before the run stops; None: never
-    checkpoint: str = BEST  # whose models are used: the round with the best validation loss, or the last
+    checkpoint: str = BEST  # whose models are used: the best round on validation rows, or the last
+    select_by: str = LOSS  # what the best round goes by: the loss, or a measure
     checkpoint_every: int = 10
     deadline: float | None = None  # seconds that a round waits for replies; None: until all are there
     average: str = MEAN  # of the messages: see core/aggregation.py
@@ -54,6 +56,7 @@ class Evaluation(NamedTuple):
     validation_loss: float
     test_loss: float
     measures: Mapping[str, float]  # of all test rows together, by name
+    validation_measures: Mapping[str, float] = {}  # where the best round goes by one of them
 
 
 @dataclass
@@ -64,7 +67,7 @@ class TrainingState:
     server: StateTree
     t: int = 0
     records: list[JsonObject] = field(default_factory=list)
-    best: float = float("inf")
+    best: float = float("inf")  # the validation loss of the best round, or less its measure where higher is better
     best_round: int = 0
     best_server: Any = None  # None while no round had a finite validation loss
     evaluations_since_best: int = 0

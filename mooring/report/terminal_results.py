@@ -49,6 +49,9 @@ PLAN_DESCRIPTIONS = {
     "intercept": "a lambda for the intercept only; the slopes are shared",
     "mixture": "local and global model mixed; alpha is the weight of the local one",
     "tuned": "the global model after local steps",
+    "ditto": "local models pulled to the global one, trained beside it (Ditto)",
+    "fedper": "a shared body with a personal head (FedPer)",
+    "fedrod": "a shared body with a generic and a personal head (FedRoD)",
 }
 THEORY_AND_DATA = "`mooring advise` compares the models on held-out rows; where the two differ, go with the data."
 TERMINAL_SENTENCES = ("losses", "shape", "rows_needed", "contributions", "outliers")  # the report has the others

@@ -298,6 +298,11 @@ class TrainingSection(Section):
     checkpoint: Literal["best", "last"] = rare_option(
         "Whose models are used: the round with the best validation loss, or the last.", '"best" or "last"', "best"
     )
+    select_by: str = rare_option(
+        "What the best round, early stopping and a network's plan go by: loss, or a measure such as accuracy.",
+        '"loss" or the name of a measure',
+        "loss",
+    )
     checkpoint_every: int = rare_option("Rounds between checkpoints.", "a whole number of rounds >= 1", 10, ge=1)
     threads: int | None = rare_option("Threads; kept in the run file.", "a whole number >= 1", unset="all", ge=1)
     device: str | None = rare_option("Where a network computes: cpu, cuda.", "a device of torch", unset="cpu")
@@ -359,6 +364,7 @@ class AdviceSection(Section):
         "auto",
     )
     theory: bool = rare_option("Ask the theorems too.", "true or false", True)
+    settings: Table | None = plain_field("a table of a network's local training: eta, epochs, batch, optimizer", None)
 
 
 class FederationSection(Section):
@@ -479,6 +485,7 @@ class Options(TypedDict, total=False):
     evaluate_every: int | None
     patience: int | None
     checkpoint: Literal["best", "last"] | None
+    select_by: str | None
     checkpoint_every: int | None
     threads: int | None
     device: str | None

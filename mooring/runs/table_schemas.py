@@ -127,15 +127,23 @@ def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
     table = read_table(path)
     fields = {field.name: field for field in columns}
     missing = [field.name for field in columns if not field.nullable and field.name not in table.column_names]
+    fields |= {name: _number(name, "") for name in table.column_names if name not in fields and _is_metric(name)}
     if missing or any(field.name not in fields or field.type != fields[field.name].type for field in table.schema):
         columns_text, names = ", ".join(table.column_names), ", ".join(columns.names)
         raise RequestError(f"{path} has the columns {columns_text}; this version of Mooring reads {names}.")
     return table.to_pandas()
 
 
+def _is_metric(column: str) -> bool:
+    """Whether a column that no schema has is the metric of a user, on test rows."""
+    return column.startswith("test_")
+
+
 def _table(file: str, rows: Iterable[NamedValues], columns: pa.Schema) -> pa.Table:
     rows = list(rows)
     unknown = sorted({name for row in rows for name in row} - set(columns.names))
+    columns = pa.schema([*columns, *(_number(name, "a user's metric") for name in unknown if _is_metric(name))])
+    unknown = [name for name in unknown if not _is_metric(name)]
     if unknown:
         raise RequestError(f"{file} has no column '{unknown[0]}'; it has {', '.join(columns.names)}.")
     values = {field: [_value(file, row.get(field.name), field) for row in rows] for field in columns}

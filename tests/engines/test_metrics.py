@@ -5,9 +5,18 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import t
-from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_auc_score, root_mean_squared_error
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 
 import mooring
+from mooring.core.errors import RequestError
+from mooring.engines.callbacks import Callback
 from mooring.engines.metrics import compute_metrics, improvement_pct, mean_improvement
 from mooring.runs.directory import open_run
 from tests.support.homes import homes
@@ -127,3 +136,54 @@ def test_several_labels_a_row():
     ]
     assert result.summary["measures"]["personal"] == {"accuracy": pytest.approx(float(torch.cat(right).mean()))}
     assert result.rounds["test_accuracy"].between(0, 1).all()
+
+
+def test_metrics_of_users_in_every_round_and_by_client(tmp_path):
+    frame = homes()
+    lines = []
+
+    class Watch(Callback):
+        def on_round_end(self, training, record):
+            lines.append(record["test_f1"])
+
+    def f1(y, prediction):
+        return f1_score(y, prediction)
+
+    def brier(y, probabilities):
+        return float(np.mean((probabilities[:, 1] - y) ** 2))
+
+    how = HOW | {"target": "sold", "drop": ["band"], "metrics": {"f1": f1, "brier": brier}, "evaluate_every": 1}
+    result = mooring.fit(frame, out=tmp_path / "run", callbacks=[Watch()], **how)
+    rows = held_out(tmp_path / "run", frame)
+    found = mooring.predict(tmp_path / "run", rows)[0]
+    label = found.columns[-1] if "sold" not in found else "sold"
+    positive = sorted(frame["sold"].unique())[1]
+    y, said = rows["sold"] == positive, found[label] == positive
+    assert result.summary["measures"]["personal"]["f1"] == pytest.approx(f1_score(y, said))
+    assert result.rounds["test_f1"].tolist() == lines and len(lines) == 3
+    first = result.clients.iloc[0]
+    mine = (rows["town"] == first["client"]).to_numpy()
+    assert first["test_f1"] == pytest.approx(f1_score(y[mine], said[mine]))
+    assert 0 < first["test_brier"] < 1
+    again = mooring.open(tmp_path / "run")
+    assert open_run(tmp_path / "run").rounds["test_f1"].tolist() == lines
+    pd.testing.assert_series_equal(again.clients["test_brier"], result.clients["test_brier"])
+    with pytest.raises(RequestError, match="metric 'bad' fails: ZeroDivisionError"):
+        mooring.fit(frame, **(how | {"metrics": {"bad": lambda y, p: 1 / 0}}))
+
+
+def test_the_best_round_by_a_measure(tmp_path):
+    frame = homes()
+    rounds = []
+
+    class Watch(Callback):
+        def on_evaluation(self, training, evaluation, round):
+            rounds.append((evaluation.validation_measures["accuracy"], -round.t, evaluation.validation_loss))
+
+    how = HOW | {"target": "band", "drop": ["sold"], "algorithm": "fedavg", "rounds": 12, "evaluate_every": 1}
+    result = mooring.fit(
+        frame, select_by="accuracy", settings={"eta": 2.0}, baselines=False, callbacks=[Watch()], **how
+    )
+    assert result.summary["best_round"] == -max(rounds)[1]
+    with pytest.raises(RequestError, match="select_by = 'f2' is not measured"):
+        mooring.fit(frame, select_by="f2", **how)

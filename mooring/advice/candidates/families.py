@@ -44,6 +44,7 @@ from mooring.tasks.proximal import is_dense
 GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
 INTERCEPT = "intercept"  # pulled as `size`, but only the intercept may differ
 TUNED = "tuned"  # networks: the global model after local steps
+DITTO, FEDPER, FEDROD = "ditto", "fedper", "fedrod"  # networks: trained by these algorithms
 FAMILY_OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL, "intercept": INTERCEPT}
 PULLED_FAMILIES = (LAMBDA, SIZE, DIAGONAL, INTERCEPT)
 

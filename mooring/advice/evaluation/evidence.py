@@ -60,8 +60,9 @@ def gather_evidence(
     if not isinstance(task, HasProx):
         parts = {k: NetworkCheckpoint(*part) for k, part in stored.items()}
         count = network_folds(job, folds)
+        given = advice_options(job).settings or {}
         return job, *network_evidence(
-            job, count, tell, parts, lambda k, part: fold_checkpoints.save_fold(directory, k, *part)
+            job, count, given, tell, parts, lambda k, part: fold_checkpoints.save_fold(directory, k, *part)
         )
 
     def save(number: int, fold: FoldResult) -> None:

@@ -1,26 +1,30 @@
-"""Advice for networks: no exact path, so candidates are trained, each from where the one before ended.
+"""Advice for networks: no exact path, so candidates are trained (`network_candidates.py`).
 
-    global   FedAvg
-    tuned    FedAvg, then local steps of each client: `value` times as many as a round has
-    lambda   one-stage FedProx from FedAvg's model on, a few rounds per lambda, from the largest to the smallest
-    local    Local
-
-Validation rows choose. The plan, the global and the local models are then trained again, for as many rounds as
-validation found best, without each fold of the other rows (where training is slow, without one fold) and evaluated on
-it. The models that clients use are trained on all rows.
+Validation rows choose, by loss or by accuracy. The plan, the global and the local models are then trained again without
+each fold of the other rows (where training is slow, without one fold) and evaluated on it. The models that clients use
+are trained on all rows. Each of these trainings takes as many rounds as validation found best, scaled to its rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, TUNED, Setting, SettingModels
+from mooring.advice.candidates.families import Setting
+from mooring.advice.candidates.network_candidates import (
+    NetworkPlan,
+    Progress,
+    choose_local_training,
+    iterate_candidates,
+    list_settings,
+    replace_training,
+    train_settings,
+)
 from mooring.advice.evaluation.cross_fitting import Evidence, assemble_triple
 from mooring.advice.evaluation.held_out_losses import LossesByRow
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses
@@ -30,27 +34,23 @@ from mooring.advice.folds import (
     assign_folds,
     concatenate_rows,
     iterate_folds,
+    map_rows,
     row_clients,
     row_groups,
     row_losses,
     usable_rows,
 )
-from mooring.algorithms.base import build
-from mooring.core.cohort import Round, Rows
+from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
-from mooring.engines.loop import resolve
-from mooring.engines.prepare import Job, make_simulator
+from mooring.engines.metrics import CLASS_TARGETS
+from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
-from mooring.engines.simulator import Simulator
-from mooring.engines.training import train
-from mooring.engines.training_state import TrainingState
 
-LAMBDA_FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas, as multiples of what "auto" proposes
-FINETUNE_ROUNDS = (1, 5, 20)  # rounds' worth of local steps
-LAMBDA_ROUND_DIVISOR = 10  # a lambda gets so many times fewer rounds than FedAvg, since it begins where another ended
-MIN_LAMBDA_ROUNDS = 3
 MAX_CHEAP_TRAINING_OPERATIONS = 5e8  # parameters times rows times rounds: above it one fold is trained
+SELECTION_MEASURES = ("loss", "accuracy")
+LOSS_SHARE_AMONG_ERRORS = 1e-3  # of a row's loss, added to its error: candidates of equal accuracy differ by their loss
+TRAININGS_PER_TRIPLE = 3  # plan, global, local: for the estimate of the time left
 
 
 class NetworkCheckpoint(NamedTuple):
@@ -58,14 +58,6 @@ class NetworkCheckpoint(NamedTuple):
 
     tensors: dict[str, Tensor]
     known: dict[str, Any]
-
-
-@dataclass
-class TrainingSchedule:
-    """What the first training determined and the second one repeats."""
-
-    rounds: dict[str, int] = field(default_factory=dict)  # of FedAvg and Local
-    lams: list[float] = field(default_factory=list)
 
 
 def network_folds(job: Job, asked: int | None) -> int:
@@ -79,23 +71,26 @@ def network_folds(job: Job, asked: int | None) -> int:
 def network_evidence(
     job: Job,
     folds: int,
+    given: Mapping[str, Any],
     tell: OnProgress,
     done: Mapping[int, NetworkCheckpoint] | None = None,
     save: Callable[[int, NetworkCheckpoint], None] | None = None,
 ) -> tuple[Choice, Evidence]:
     """The choice, all clients' models trained on all usable rows, and what held-out rows show.
 
-    The plan is chosen by training on the clients' training rows and evaluating on their validation rows. The three
-    models are then trained without each fold of the other rows and evaluated on it; with `folds` = 1 on the first of
-    FOLDS only. `done` and `save` are those of `cross_fit`: number 0 is the choice.
+    `given` are fields of local training. The plan is chosen by training on the clients' training rows and evaluating on
+    their validation rows. The three models are then trained without each fold of the other rows and evaluated on it;
+    with `folds` = 1 on the first of FOLDS only. `done` and `save` are those of `cross_fit`: number 0 is the choice.
     """
     checkpoints, save = dict(done or {}), save or (lambda number, what: None)
+    trainings = (0 if 0 in checkpoints else 3 + len(list_settings(0.0))) + TRAININGS_PER_TRIPLE * (1 + folds)
+    progress = Progress(tell, trainings, time.perf_counter)
     if 0 not in checkpoints:
-        checkpoints[0] = evaluate_candidates(job, tell)
+        checkpoints[0] = evaluate_candidates(job, given, progress)
         save(0, checkpoints[0])
-    choice, work = choose_from_checkpoint(job, checkpoints[0])
+    choice, plan = choose_from_checkpoint(job, checkpoints[0])
     rows = usable_rows(job.clients)
-    models = train_triple(job, rows, choice, work, tell, "all rows")
+    models = train_triple(job, rows, choice, plan, progress)
     parts, (others, units) = [], rows_without_validation(job.clients)
     splits = iterate_folds(others, job.clients.keys, job.run.training.seed, max(folds, DEFAULT_FOLDS), units)
     for k, part in enumerate(splits, 1):
@@ -103,7 +98,7 @@ def network_evidence(
             break
         if k not in checkpoints:
             train = concatenate_rows(part.train, job.clients.validation)
-            fold_models = train_triple(job, train, choice, work, tell, f"fold {k} of {folds}")
+            fold_models = train_triple(job, train, choice, plan, progress)
             checkpoints[k] = NetworkCheckpoint(sum_losses(job.task, part.held, fold_models)._asdict(), {})
             save(k, checkpoints[k])
         parts.append(LossSums(**checkpoints[k].tensors))
@@ -123,36 +118,73 @@ def rows_without_validation(clients: Clients) -> tuple[Rows, Tensor | None]:
     return usable_rows(left), row_groups(left)
 
 
-def evaluate_candidates(job: Job, tell: OnProgress) -> NetworkCheckpoint:
+def evaluate_candidates(job: Job, given: Mapping[str, Any], progress: Progress) -> NetworkCheckpoint:
     """Every candidate's losses on validation rows, and what is needed to train it again."""
     clients = job.clients
     if int(clients.validation.size.sum()) == 0:
         raise RequestError(f"{clients.title}: there are no validation rows to choose a plan by.")
-    held, work, settings, losses = clients.validation.compact(), TrainingSchedule(), [], []
-    for models in iterate_candidates(job, work, tell):
+    held, settings, losses, errors = clients.validation.compact(), [], [], []
+    plan, first = choose_local_training(job, given, progress, {})
+    for models in iterate_candidates(job, plan, first, progress):
         settings.append(models.setting)
         losses.append(row_losses(job.task, models.v, held))
-    known = {"settings": [list(setting) for setting in settings], "rounds": work.rounds, "lams": work.lams}
-    return NetworkCheckpoint({"loss": torch.stack(losses).float()}, known)
+        if selects_by_accuracy(job):
+            errors.append(row_errors(job.task, models.v, held))
+    known = {"settings": [list(setting) for setting in settings], "plan": asdict(plan)}
+    tensors = {"loss": torch.stack(losses).float()}
+    return NetworkCheckpoint(tensors | ({"error": torch.stack(errors).float()} if errors else {}), known)
 
 
-def choose_from_checkpoint(job: Job, checkpoint: NetworkCheckpoint) -> tuple[Choice, TrainingSchedule]:
+def selects_by_accuracy(job: Job) -> bool:
+    """Whether the plan is chosen by accuracy; refuses what is neither that nor the loss."""
+    by = job.run.training.select_by
+    has_classes = job.clients.kind in CLASS_TARGETS and job.task.metric == "log-loss"
+    if by not in SELECTION_MEASURES or (by == "accuracy" and not has_classes):
+        raise RequestError(f"select_by = {by!r} does not apply: advise selects by loss, or by the accuracy of classes.")
+    return by == "accuracy"
+
+
+def row_errors(task: Any, models: Tensor, rows: Rows) -> Tensor:
+    """[N]: 1 where a row's class is not the one that its client's model [m, d] predicts, else 0; of labels, a share."""
+
+    def errors(w: Tensor, batch: Batch) -> Tensor:
+        prediction = task.predict(w, batch.x)
+        wrong = prediction.argmax(-1) != batch.y if task.classifies else (prediction > 0.5) != (batch.y > 0.5)
+        return wrong.double().reshape(*batch.y.shape[:2], -1).mean(2)
+
+    return map_rows(errors, models, rows)
+
+
+def choose_from_checkpoint(job: Job, checkpoint: NetworkCheckpoint) -> tuple[Choice, NetworkPlan]:
+    """The plan among the candidates, and how they are trained."""
     loss, held = checkpoint.tensors["loss"], job.clients.validation.compact()
     settings = [Setting(*given) for given in checkpoint.known["settings"]]
     fold = assign_folds(held, job.clients.keys, DEFAULT_FOLDS, job.run.training.seed)
-    best = settings[int(loss.mean(1).argmin())]
-    choice = choose_settings(job.task, settings, LossesByRow(loss, fold, row_clients(held), len(held)), [best])
-    return choice, TrainingSchedule(checkpoint.known["rounds"], checkpoint.known["lams"])
+    score = loss
+    if "error" in checkpoint.tensors:
+        score = checkpoint.tensors["error"] + LOSS_SHARE_AMONG_ERRORS * loss
+    best = settings[int(score.mean(1).argmin())]
+    owner = row_clients(held)
+    choice = choose_settings(job.task, settings, LossesByRow(score, fold, owner, len(held)), [best])
+    plan = NetworkPlan(**checkpoint.known["plan"])
+    if score is not loss:  # what is reported are losses
+        mean = loss.double().mean(1).numpy()
+        chosen = mean[choice.table["plan"].to_numpy()].item()
+        sums = LossesByRow(loss, fold, owner, len(held))
+        choice = choice._replace(
+            table=choice.table.assign(loss=mean, worse=mean - chosen),
+            losses=sums.sums.sum(0) / sums.count.sum(0)[:, None],
+        )
+    return choice._replace(local_training=plan.work), plan
 
 
-def train_triple(
-    job: Job, rows: Rows, choice: Choice, work: TrainingSchedule, tell: OnProgress, where: str
-) -> ModelTriple:
-    """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
+def train_triple(job: Job, rows: Rows, choice: Choice, plan: NetworkPlan, progress: Progress) -> ModelTriple:
+    """The three models of a choice, trained on these rows for as many rounds as validation found best."""
     wanted = {choice.plan, choice.local, choice.global_, *choice.own.values()}
-    training_job = replace_training(replace_rows(job, rows), checkpoint="last", evaluate_every=job.run.training.rounds)
-    candidates = iterate_candidates(training_job, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
-    return assemble_triple(choice, {models.setting: models for models in candidates if models.setting in wanted})
+    rounds = job.run.training.rounds
+    training_job = replace_training(replace_rows(job, rows), checkpoint="last", evaluate_every=rounds, patience=None)
+    models = {one.setting: one for one in train_settings(training_job, plan, wanted, progress)}
+    return assemble_triple(choice, models)
 
 
 def replace_rows(job: Job, rows: Rows) -> Job:
@@ -160,71 +192,3 @@ def replace_rows(job: Job, rows: Rows) -> Job:
     none = torch.zeros(len(rows), dtype=torch.long)
     empty = Rows(rows.x[:0], rows.y[:0], none, none)
     return Job(job.run, replace(job.clients, train=rows, validation=empty, units=None), job.task)
-
-
-def replace_training(job: Job, **changes: Any) -> Job:
-    training = job.run.training.model_copy(update=changes)
-    return Job(job.run.model_copy(update={"training": training}), job.clients, job.task)
-
-
-def iterate_candidates(
-    job: Job, work: TrainingSchedule, tell: OnProgress, wanted: set[Setting] | None = None
-) -> Iterator[SettingModels]:
-    """Every setting's models; with `wanted`, only those, what they begin from, and FedAvg's.
-
-    An empty `work` is filled in; a filled one is repeated.
-    """
-    w = train_baseline(job, "fedavg", work, tell)[0]
-    yield SettingModels(Setting(GLOBAL, 0.0), w, w.expand(len(job.clients), -1))
-    for times in FINETUNE_ROUNDS:
-        setting = Setting(TUNED, float(times))
-        if wanted is None or setting in wanted:
-            yield SettingModels(setting, w, finetune_locally(job, w, times))
-    yield from train_lambda_path(job, w, work, tell, wanted)
-    if wanted is None or any(setting.family == LOCAL for setting in wanted):
-        yield SettingModels(Setting(LOCAL, 0.0), w, train_baseline(job, "local", work, tell)[1])
-
-
-def train_baseline(job: Job, name: str, work: TrainingSchedule, tell: OnProgress) -> tuple[Tensor, Tensor]:
-    """The global model and all clients' models, of the best round or after as many rounds as `work` has."""
-    job = replace_training(job, rounds=work.rounds.get(name, job.run.training.rounds))
-    ready, exchange, server = resolve_for_job(build(name, {}), job)
-    result = train(job, ready, exchange, TrainingState(server), None, tell)
-    work.rounds.setdefault(name, max(result.outcome.best.t, 1))
-    return result.common, result.models
-
-
-def finetune_locally(job: Job, w: Tensor, times: int) -> Tensor:
-    """[m, d]: w after each client's own local steps."""
-    plain: Any = build("fedavg_finetune", {})
-    _, exchange, server = resolve_for_job(replace(plain, tune_steps=times * plain.steps), job)
-    m = len(job.clients)
-    return exchange.models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))
-
-
-def resolve_for_job(algorithm: Any, job: Job) -> tuple[Any, Simulator, Any]:
-    """The algorithm in numbers, the job's clients ready to be asked, and the server's first state."""
-    exchange = make_simulator(job)
-    ready, server = resolve(algorithm, job.task, exchange, job.run.training.seed)
-    return ready, exchange, server
-
-
-def train_lambda_path(
-    job: Job, w: Tensor, work: TrainingSchedule, tell: OnProgress, wanted: set[Setting] | None = None
-) -> Iterator[SettingModels]:
-    """The path of networks: each lambda goes on from the models of the tauter one, up to the last that is wanted."""
-    slackest = min((s.value for s in wanted or () if s.family == LAMBDA), default=0.0 if wanted is None else math.inf)
-    if not work.lams:
-        auto = resolve_for_job(build("fedprox_personal", {}), job)[0].lam
-        work.lams = [factor * auto for factor in LAMBDA_FACTORS]
-    job = replace_training(
-        job, rounds=max(MIN_LAMBDA_ROUNDS, work.rounds["fedavg"] // LAMBDA_ROUND_DIVISOR), checkpoint="last"
-    )
-    clients = torch.arange(len(job.clients))
-    v = w.expand(len(clients), -1)
-    for lam in (lam for lam in work.lams if lam >= slackest):
-        ready, exchange, server = resolve_for_job(build("fedprox_personal", {"lam": lam}), job)
-        exchange.states.store(clients, exchange.states.take(clients)._replace(v=v), 1)
-        result = train(job, ready, exchange, TrainingState(server._replace(w=w)), None, tell)
-        w, v = result.common, result.models
-        yield SettingModels(Setting(LAMBDA, lam), w, v)

@@ -14,8 +14,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -76,6 +76,7 @@ class Choice(NamedTuple):
     table: pd.DataFrame  # of every candidate its numbers, held-out loss, how much worse than the plan, error, weight
     priors: list[Prior]  # the preferred one first
     losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
+    local_training: Mapping[str, Any] = {}  # of networks: step size, batch and the like, given or chosen
 
 
 def list_candidates(

@@ -12,7 +12,10 @@ from torch import Tensor
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import ColumnSets
 from mooring.advice.candidates.families import (
+    DITTO,
     FAMILY_OF_PRIOR,
+    FEDPER,
+    FEDROD,
     GLOBAL,
     INTERCEPT,
     LAMBDA,
@@ -56,7 +59,7 @@ def setting_lams(setting: Setting, priors: Sequence[Prior], n: np.ndarray) -> np
         varies = prior.variance > 0 if kind == INTERCEPT else torch.ones_like(prior.variance, dtype=torch.bool)
         free = prior.variance[varies].clamp(min=float(prior.variance.max()) / MAX_LAM)
         return setting.value * prior.noise.numpy() / np.maximum(n, 1) * float((-free.log()).mean().exp())
-    known = {GLOBAL: np.inf, LOCAL: 0.0, LAMBDA: setting.value}
+    known = {GLOBAL: np.inf, LOCAL: 0.0, LAMBDA: setting.value, DITTO: setting.value}
     return np.full(len(n), known.get(kind, np.nan))
 
 
@@ -75,12 +78,18 @@ def as_algorithm(choice: Choice, rows: Tensor, sets: ColumnSets | None = None) -
         effective_family(choice.plan, choice.priors),
         find_prior(choice.plan, choice.priors),
     )
+    work = dict(choice.local_training)  # of networks
     if kind == LOCAL:
-        return {"name": "local", "ridge": plan.value}
+        return {"name": "local", "ridge": plan.value} | work
     if kind == MIXTURE:
-        return {"name": "apfl", "alpha": plan.value, "adapt": "no"}
+        return {"name": "apfl", "alpha": plan.value, "adapt": "no"} | work
     if kind == TUNED:
-        return {"name": "fedavg_finetune", "tune_steps": int(10 * plan.value)}
+        count, default = ("epochs", 0) if work.get("epochs") else ("steps", 10)
+        return {"name": "fedavg_finetune", f"tune_{count}": int(work.get(count, default) * plan.value)} | work
+    if kind in (FEDPER, FEDROD):
+        return {"name": kind} | work
+    if kind in (DITTO, LAMBDA) and work:
+        return {"name": "ditto" if kind == DITTO else "fedprox_personal", "lam": plan.value} | work
     if prior is not None and kind != GLOBAL:
         own = plan.value * prior.noise / rows.clamp(min=1)
         own = own if len(own) <= MAX_LISTED_CLIENTS else own.median().expand(1)
