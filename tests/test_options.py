@@ -156,6 +156,8 @@ ROWS = [
         lambda r, _: r.rounds["test_loss"].notna().tolist() == [False, True, False, True], {"rounds": 4}, trains=True),
     Row("patience", ["--patience", "1"], 1, 9, lambda r, _: len(r.rounds) < LONG["rounds"], LONG, trains=True),
     Row("checkpoint", ["--checkpoint", "last"], "last", "best", lambda r, w: other_models(r, w), LONG, trains=True),
+    Row("select_by", ["--select-by", "mae"], "mae", "loss",
+        lambda r, _: "mae" in r.trained.outcome.best.validation_measures, LONG, trains=True),
     Row("checkpoint_every", ["--checkpoint-every", "2"], 2, 3,
         lambda r, _: len(list((r.run / "checkpoint").iterdir())) == 2, {"rounds": 3, "out": True}, trains=True),
     Row("threads", ["--threads", "2"], 2, 1, lambda r, _: torch.get_num_threads() == 2, {"rounds": 1}, trains=True),
@@ -273,7 +275,7 @@ def asked(monkeypatch):
 
     seen: list[Any] = []
 
-    def stop(run, *data_and_objects):
+    def stop(run, *data_and_objects, **objects):
         seen.append(run)
         raise Enough
 
@@ -291,7 +293,9 @@ def asked(monkeypatch):
 def test_every_field_has_a_row_and_a_type():
     declared = {"data": DataSection, "task": TaskSection, "training": TrainingSection, "advice": AdviceSection}
     fields = {(section, name) for section, model in declared.items() for name in model.model_fields}
-    assert fields - {("data", "source")} == {(option.section, option.field) for option in OPTIONS.values()}
+    assert fields - {("data", "source"), ("advice", "settings")} == {
+        (option.section, option.field) for option in OPTIONS.values()
+    }
     # `seeds` is of `compare` alone: see tests/journeys/test_researcher.py
     assert {row.name for row in ROWS} == set(OPTIONS) - {"seeds"}
     hints = get_type_hints(AdviceOptions)

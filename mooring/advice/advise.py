@@ -173,8 +173,6 @@ def advise(
     in_memory, loss = None if isinstance(source, str | Path) else source, options.get("loss")
     job = prepare(asked, in_memory, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
-    if advice_options(job).settings and isinstance(job.task, HasProx):
-        raise RequestError(f"settings do not apply: models of task '{job.task.name}' are solved exactly.")
     directory = None if out is None else create_run(out, initial_files(job))
     with nullcontext() if directory is None else directory_lock(directory.path):
         return run_advice(job, directory, progress_function(progress))

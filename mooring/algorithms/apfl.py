@@ -34,7 +34,8 @@ Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 
          adapt_on = "auto" takes Eq. 6 on validation rows where there are any, the paper on the training minibatch
          (adapt_on = "train"), where alpha drifts to 1 by overfitting; alpha_pull and alpha_by = "parts" are additions;
          decay by 1% a step is read as eta/(1 + 0.01 k), other readings are eta_schedule = "steps", "rounds", "epochs";
-         Theorem 2's schedule is also used with sampled clients, where its proof does not go through
+         Theorem 2's schedule is also used with sampled clients, where its proof does not go through; running
+         statistics of w_i follow its own forward passes, those of v_i the mixture's
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.sgd_step import mixture_slope_factor
-from mooring.core.solvers import Ball, project, run_mixture_steps
+from mooring.core.solvers import Ball, project, run_mixture_steps, set_buffers
 from mooring.core.task import MixtureSteps, Task
 from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
@@ -239,7 +240,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         """The models after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = mixture
         batch, count, eta = schedule(self, data, round, memory)
-        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws}
+        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "trains_buffers": True}
         region = Ball(self.radius) if self.radius else None
         held_out = minibatches(task, data, round, slot=1, part="validation", **work)
         on_validation = self.adapt_on == "validation"
@@ -248,16 +249,18 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         for step in minibatches(task, data, round, **work):
             rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             u = mix_models(alpha, v, w)
-            slope = task.grad(u, step.batch)
+            slope, buffers = task.train_grad(u, step.batch)
+            own_slope, own_buffers = task.train_grad(w, step.batch) if moves_w else (None, None)
             if self.rule.is_plain:
                 new_v = torch.addcmul(v, slope, -self.eta_ratio * rate * alpha[:, None])
-                new_w = torch.addcmul(w, task.grad(w, step.batch), -rate) if moves_w else w
+                new_w = w if own_slope is None else torch.addcmul(w, own_slope, -rate)
             else:
-                new_v, new_w = v.clone(), w.clone()
-                self.rule.step(new_v, alpha[:, None] * slope, self.eta_ratio * rate, state_v, step.active)
-                if moves_w:
-                    self.rule.step(new_w, task.grad(w, step.batch), rate, state_w, step.active)
-            new_v, new_w = project(new_v, region), project(new_w, region) if moves_w else w
+                new_v, new_w, p = v.clone(), w.clone(), task.gradient_dim
+                self.rule.step(new_v[:, :p], alpha[:, None] * slope[:, :p], self.eta_ratio * rate, state_v, step.active)
+                if own_slope is not None:
+                    self.rule.step(new_w[:, :p], own_slope[:, :p], rate, state_w, step.active)
+            new_v = set_buffers(task, project(new_v, region), buffers)
+            new_w = set_buffers(task, project(new_w, region), own_buffers) if moves_w else w
             if self.adapts_in(step.k) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
                 felt = alpha_gradient(v, w, felt) * (mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1)

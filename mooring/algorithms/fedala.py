@@ -18,7 +18,7 @@ Departs  a_i is learnt for `first_passes` passes in a client's second update, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,8 +94,9 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         passes = torch.where(client.updates == 1, self.first_passes, 1) * (client.updates > 0)
         steps = (self.sample * batches_per_epoch(data.train.size, batch)).ceil().long() * passes
         gap = torch.where(head_coefficients(task, self.layers), server.w - client.v, 0.0)
+        work: dict[str, Any] = {"draws": self.draws, "trains_buffers": True}  # a_i leaves them to local training
         a = client.weights
-        for step in minibatches(task, data, round, batch=batch, steps=steps, slot=WEIGHT_SLOT, draws=self.draws):
+        for step in minibatches(task, data, round, batch=batch, steps=steps, slot=WEIGHT_SLOT, **work):
             slope = task.grad(client.v + (server.w - client.v) * a, step.batch) * gap
             moved = (a - self.weight_eta * slope).clamp(0, 1)
             a = moved if step.active is None else torch.where(step.active[:, None], moved, a)

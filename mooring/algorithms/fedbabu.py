@@ -79,17 +79,17 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
-        head = range_mask(self.personal, len(server.w))
+        head = range_mask(self.personal, server.w.shape[-1])
         w, memory = train_locally(self, task, server.w, data, round, client.memory, region=Fixed(head, server.w))
         return Client(client.v, count_round(memory)), (w - server.w)[:, ~head]
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         shared, head = split_model(server.w, self.personal)
         shared, moments = apply_change(self, shared, server.moments, mean)
-        return GlobalState(join_model(shared, head[None], self.personal)[0], moments)
+        return GlobalState(join_model(shared, head, self.personal), moments)
 
     def finetune(self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round) -> Client:
-        head = range_mask(self.personal, len(server.w))
+        head = range_mask(self.personal, server.w.shape[-1])
         fixed = {"all": torch.zeros_like(head), "head": ~head, "body": head}[self.tune]
         region = Fixed(fixed, server.w) if bool(fixed.any()) else None
         v = finetune_global(self, task, server.w, data, round, client.memory, region=region)

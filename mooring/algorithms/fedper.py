@@ -19,7 +19,14 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import check_local_work, count_round, init_memory, resolve_auto, train_locally
-from mooring.algorithms.parts import PersonalPart, find_ranges, join_model, parse_personal, split_model
+from mooring.algorithms.parts import (
+    PersonalPart,
+    add_local_buffers,
+    find_ranges,
+    join_model,
+    parse_personal,
+    split_model,
+)
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -53,7 +60,7 @@ class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         parse_personal(self)
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedPer:
-        ranges = find_ranges(task, self.personal)
+        ranges = add_local_buffers(find_ranges(task, self.personal), task)
         return resolve_auto(replace(self, personal=ranges), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
@@ -72,7 +79,7 @@ class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         shared, own = split_model(server.w, self.personal)
         shared, moments = apply_change(self, shared, server.moments, mean)
-        return GlobalState(join_model(shared, own[None], self.personal)[0], moments)
+        return GlobalState(join_model(shared, own, self.personal), moments)
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return join_model(split_model(server.w, self.personal)[0], client.v, self.personal)

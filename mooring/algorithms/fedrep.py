@@ -50,7 +50,7 @@ class FedRep(FedPer):
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         shared, _ = split_model(server.w, self.personal)
-        head = range_mask(self.personal, len(server.w))
+        head = range_mask(self.personal, server.w.shape[-1])
         v, memory = join_model(shared, client.v, self.personal), client.memory
         if self.head_steps or self.head_epochs:
             work = replace(self, steps=max(self.head_steps, 1), epochs=self.head_epochs)

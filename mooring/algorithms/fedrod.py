@@ -42,6 +42,7 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
+from mooring.core.solvers import set_buffers
 from mooring.core.task import Task, head_coefficients, trained_blocks
 from mooring.estimates.client_statistics import ClientStatistics
 
@@ -80,13 +81,14 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         head = head_coefficients(task)
         prior = class_scores(task, data.train) if self.balanced else 0.0
         w, h = server.w.expand(len(data), -1), client.v
-        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
+        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
             rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, w)
             if step.active is not None:
                 rate = rate * step.active[:, None]
             own = torch.where(head, task.grad(w + h, step.batch), 0.0)
-            balanced = task.grad(w + prior, step.batch) - task.ridge * prior  # the ridge is on w only
-            w, h = w - rate * balanced, h - rate * own
+            slope, buffers = task.train_grad(w + prior, step.batch)
+            balanced = slope - task.ridge * prior  # the ridge is on w only
+            w, h = set_buffers(task, w - rate * balanced, buffers), h - rate * own
         return Client(h, count_round(client.memory)), w - server.w
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:

@@ -12,7 +12,7 @@ is the cosine.
 Symbols  w: Server.w    z^last: by Client.v    mu, tau: fields
 Limits   mu = 0 is FedAvg. A model without a body (a table) has the row itself as representation: FedAvg, too
 Departs  the representation is the input of the last layer, without a projection head; a client's first update has w0 as
-         its last model
+         its last model; representations are taken in evaluation mode
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import Batch, CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
+from mooring.core.solvers import set_buffers
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.representation import has_representation, represent
@@ -81,14 +82,14 @@ class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     ) -> tuple[Client, Tensor]:
         batch, count, eta = schedule(self, data, round, client.memory)
         u = server.w.expand(len(data), -1)
-        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
+        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
             rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, u)
             if step.active is not None:
                 rate = rate * step.active[:, None]
-            g = task.grad(u, step.batch)
+            g, buffers = task.train_grad(u, step.batch)
             if self.mu and has_representation(task):
                 g = g + self.mu * self._contrast_grad(task, u, server.w, client.v, step.batch)
-            u = u - rate * g
+            u = set_buffers(task, u - rate * g, buffers)
         return Client(u, count_round(client.memory)), u - server.w
 
     def _contrast_grad(self, task: Task, u: Tensor, w: Tensor, last: Tensor, batch: Batch) -> Tensor:
@@ -97,7 +98,7 @@ class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         for c in range(len(u)):
             x, weight = batch.x[c], batch.weight[c]
             with torch.no_grad():
-                near, far = represent(task, w, x), represent(task, last[c], x)
+                near, far = represent(task, w.expand_as(u)[c], x), represent(task, last[c], x)
             leaf = u[c].detach().requires_grad_()
             with torch.enable_grad():
                 z = represent(task, leaf, x)

@@ -39,6 +39,13 @@ def find_ranges(task: Task, personal: str | Ranges) -> Ranges:
     return tuple((int(start), int(end)) for start, end in edges.reshape(-1, 2))
 
 
+def add_local_buffers(ranges: Ranges, task: Task) -> Ranges:
+    """The ranges with the buffers of a network, where each client keeps its own."""
+    if not task.local_buffers or any(end == task.dim for _, end in ranges):
+        return ranges
+    return (*ranges, (task.gradient_dim, task.dim))
+
+
 @lru_cache(maxsize=64)
 def range_mask(ranges: Ranges, dim: int) -> Tensor:
     """[d] bool: the coefficients in the ranges."""
@@ -55,8 +62,9 @@ def split_model(w: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
 
 
 def join_model(shared: Tensor, personal: Tensor, ranges: Ranges) -> Tensor:
-    """[C, d]: the model of shared coefficients, one [k] for all clients or [C, k], and personal ones [C, d - k]."""
+    """[C, d] or [d]: the model of shared coefficients, [k] or [C, k], and personal ones, [d - k] or [C, d - k]."""
     mask = range_mask(ranges, shared.shape[-1] + personal.shape[-1])
-    w = personal.new_empty(len(personal), len(mask))
-    w[:, mask], w[:, ~mask] = personal, shared
+    leading = torch.broadcast_shapes(shared.shape[:-1], personal.shape[:-1])
+    w = personal.new_empty(*leading, len(mask))
+    w[..., mask], w[..., ~mask] = personal, shared
     return w

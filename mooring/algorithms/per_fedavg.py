@@ -43,7 +43,7 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import CohortData, Round, StateTree, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
-from mooring.core.solvers import sgd
+from mooring.core.solvers import set_buffers, sgd
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
@@ -88,15 +88,18 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
     ) -> tuple[Client, Tensor]:
         batch, count, eta = schedule(self, data, round, client.memory)
         w = server.w.expand(len(data), -1).clone()
-        state = self.rule.init(len(w), w.shape[1], w)
-        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws}
+        p = task.gradient_dim
+        state = self.rule.init(len(w), p, w)
+        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "trains_buffers": True}
         slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
             rate = broadcast_per_client(eta(inner.k) if callable(eta) else eta, w)
-            g = task.grad(w - self.inner_eta * task.grad(w, inner.batch), outer.batch)
+            g, buffers = task.train_grad(w, inner.batch)
+            g, buffers = task.train_grad(set_buffers(task, w - self.inner_eta * g, buffers), outer.batch)
             if third:
                 g = g - self.inner_eta * hessian_product(task, w, third[0].batch, g)
-            self.rule.step(w, g, rate, state, inner.active)
+            self.rule.step(w[:, :p], g[:, :p], rate, state, inner.active)
+            set_buffers(task, w, buffers)
         return Client(count_round(client.memory)), w - server.w
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:

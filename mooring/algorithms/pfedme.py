@@ -106,7 +106,7 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         batch, count, eta = schedule(self, data, round, client.memory)
         lam = penalty_rows(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
-        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
+        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
             rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             if self.inner == "exact":
                 new_v = require(task, HasProx).prox(w, lam, step.batch, v)

@@ -105,6 +105,10 @@ class MeteredTask:
         self._count_gradients(batch)
         return self._task.grad(w, batch)
 
+    def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        self._count_gradients(batch)
+        return self._task.train_grad(w, batch)
+
     def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
         self._count_gradients(batch)
         return self._task.prox(center, lam, batch, start)  # type: ignore[attr-defined, no-any-return]

@@ -71,6 +71,7 @@ def minibatches(
     slot: int = 0,
     draws: str = "passes",
     part: str = "train",
+    trains_buffers: bool = False,
 ) -> Iterator[Step]:
     """The steps of a stay at a cohort.
 
@@ -81,7 +82,7 @@ def minibatches(
         "replacement"   every step draws afresh from all rows, with replacement
 
     A client with fewer rows uses them all, unless it draws with replacement. Different `slot`s give independent draws
-    in the same round.
+    in the same round. A network with buffers is refused unless the caller trains them (`Task.train_grad`).
     """
     rows: Rows = getattr(data, part)
     counts = count_local_steps(rows.size, batch, steps, epochs)
@@ -93,13 +94,14 @@ def minibatches(
         busy = counts > k if ragged else None
         if busy is not None:
             batch = without_finished_clients(batch, ~busy)
-        if task.is_random and isinstance(batch, Batch):
+        if (task.is_random or has_buffers) and isinstance(batch, Batch):
             batch = batch._replace(key=forward_keys(data, round, slot, k))
         task.record_draw(batch)
         return Step(k, batch, busy)
 
     check_draws(draws)
-    if task.gradient_dim < task.dim:
+    has_buffers = task.gradient_dim < task.dim
+    if has_buffers and not trains_buffers:
         raise RequestError(
             "this algorithm takes gradients of its own, which leave the running statistics of normalization layers "
             "untrained; set buffers = 'frozen', or use fedavg, fedprox, ditto or another algorithm of local SGD."

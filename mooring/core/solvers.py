@@ -59,6 +59,14 @@ class StepContext(NamedTuple):
     rule: Optimizer
     state: Tensor  # [C, 1 + moments * d], of the optimizer, changed in place
     keys: np.ndarray  # [S, C], seeds of the forward passes
+    fixed: Fixed | None  # coefficients that keep their values
+
+
+def set_buffers(task: Task, w: Tensor, buffers: Tensor | None) -> Tensor:
+    """w [C, d], with the buffers [C, d - gradient_dim] of `Task.train_grad` written into it; None: as it is."""
+    if buffers is not None:
+        w[:, task.gradient_dim :] = buffers
+    return w
 
 
 def project(w: Tensor, region: Region | None) -> Tensor:
@@ -116,7 +124,8 @@ def train(
     full gradient is used when batch is None. A task that can take plain steps in place, or all of them at once, does.
     `state` is that of `Optimizer.init`; None: fresh.
     """
-    training_steps = task.training_steps(data.train) if region is None else None
+    fixed = region if isinstance(region, Fixed) else None
+    training_steps = task.training_steps(data.train) if region is None or fixed is not None else None
     if training_steps is not None:
         counts = count_local_steps(data.train.size, batch, steps, epochs)
         drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
@@ -125,7 +134,7 @@ def train(
         first = 0
         for place, n, sizes in step_pieces(drawn, counts, eta, v.dtype):
             keys = forward_keys(data, round, slot, np.arange(first, first + len(sizes))[:, None])
-            training_steps(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys))
+            training_steps(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys, fixed))
             first += len(sizes)
         return v, state
     fusible = rule.is_plain and region is None
@@ -260,12 +269,14 @@ def descend_to_tolerance(
     pull, rate = broadcast_per_client(lam, v), broadcast_per_client(eta, v)
     norm, live = torch.full((len(v),), torch.inf, dtype=v.dtype), torch.ones(len(v), dtype=torch.bool)
     for k in range(most + 1 if tol > 0 else most):
-        g = task.grad(v, rows if bool(live.all()) else without_finished_clients(rows, ~live)).addcmul_(v - center, pull)
+        g, buffers = task.train_grad(v, rows if bool(live.all()) else without_finished_clients(rows, ~live))
+        p = task.gradient_dim
+        g[:, :p].addcmul_(v[:, :p] - center[..., :p], pull if pull.shape[-1] == 1 else pull[:, :p])
         norm = torch.where(live, g.norm(dim=1), norm)
         live = ~(norm <= tol)  # a gradient that is nan has reached nothing
         if k == most or not bool(live.any()):
             break
-        moved = torch.addcmul(v, g, -rate)
+        moved = set_buffers(task, torch.addcmul(v, g, -rate), buffers)
         v = moved if bool(live.all()) else torch.where(live[:, None], moved, v)
     if tol > 0:
         task.record_solve(norm, tol)

@@ -233,6 +233,11 @@ class Task(ABC):
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         """[C, d]: the gradient of `loss`, or a sub-gradient."""
 
+    def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """[C, d], the gradient in training, and the buffers [C, d - gradient_dim] after its forward passes; None where
+        the task has no buffers."""
+        return self.grad(w, batch), None
+
     @abstractmethod
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         """The model's answer at x [C, B, ...]: values, or probabilities of the classes."""

@@ -32,8 +32,11 @@ def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> Any:
     """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
     check_buffers(algorithm, task)
     mask = personal_mask(task, () if _splits_itself(algorithm) else getattr(algorithm, "personal", ()))
-    if not bool(mask.any()) or algorithm.pooled:
+    own = personal_coefficients(algorithm, task.dim)
+    if not bool(mask.any()) or algorithm.pooled or (own is not None and bool(own[mask].all())):
         return algorithm
+    if algorithm.group == "clustered":
+        raise RequestError(f"{algorithm.name}: clusters have no personal parts; set buffers = 'average' or 'frozen'.")
     if getattr(algorithm, "output", "last") == "average" or getattr(algorithm, "agnostic", 0):
         raise RequestError(f"{algorithm.name}: personal parts do not go with output = 'average' or agnostic > 0.")
     return PersonalParts(algorithm, mask)

@@ -101,6 +101,12 @@ def request(
         table["advice"] = file.get("advice", {}) | options_by_section["advice"]
         if settings:
             table["advice"]["settings"] = table["advice"].get("settings", {}) | rename_lr(settings)
+        if table["advice"].get("settings") and not is_network:
+            name = min(table["advice"]["settings"])
+            raise RequestError(
+                f"--set takes task.FIELD=VALUE here, got {name!r}: settings of local training do not apply to models "
+                "that are solved exactly."
+            )
         if table["advice"].get("settings"):  # FedAvg has all fields of local training and of the server's optimizer
             build("fedavg", table["advice"]["settings"])
     if rules.can_be_federated and "federation" in file:

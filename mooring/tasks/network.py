@@ -392,7 +392,7 @@ class NetworkTask(Task):
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         if batch.key is not None and self._trains_by_client(batch.x[:, :PROBE_ROWS], batch.y[:, :PROBE_ROWS]):
-            return NetworkTrainer(self).gradients(w, batch)
+            return NetworkTrainer(self).gradients(w, batch)[0]
         w, batch = self._here(w, batch)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
@@ -408,6 +408,12 @@ class NetworkTask(Task):
         if self.ridge:
             out[:, : self.parameter_dim].add_(w[:, : self.parameter_dim], alpha=self.ridge)
         return out.cpu()
+
+    def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        if not self.buffer_shapes:
+            return self.grad(w, batch), None
+        self._probe(batch.x[0, :PROBE_ROWS], batch.y[0, :PROBE_ROWS])
+        return NetworkTrainer(self).gradients(w, batch)
 
     def step_in_place(self) -> InPlaceStep | None:
         return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None

@@ -78,6 +78,7 @@ class NetworkTrainer:
         pull = None if terms.pull is None else (_leading(terms.pull[0], dim), terms.pull[1][..., :dim])
         shift = None if terms.shift is None else terms.shift[..., :dim]
         held, towards = constant_step_terms(v[:, :dim], pull, shift, self.task.ridge)
+        fixed = terms.fixed
         index = torch.from_numpy(np.ascontiguousarray(place))
         with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
             for c in range(len(v)):
@@ -85,6 +86,7 @@ class NetworkTrainer:
                 state = terms.state[c : c + 1].to(device)
                 mine, goal = (part[c if len(part) > 1 else 0].to(device) for part in (held, towards))
                 self.load(row)
+                values = row.clone() if fixed is not None else row
                 for s in range(len(place)):
                     size = float(rate[s, c])
                     if not size:
@@ -96,13 +98,18 @@ class NetworkTrainer:
                         if len(goal):
                             g.sub_(goal)
                         terms.rule.step(row[None, :dim], g[None], size, state)
+                        if fixed is not None:
+                            row[fixed.mask] = values[fixed.mask]
                 self.store_buffers(row)
+                if fixed is not None:
+                    row[fixed.mask] = values[fixed.mask]
                 v[c] = row.cpu()
                 terms.state[c] = state[0].cpu()
 
-    def gradients(self, w: Tensor, batch: Batch) -> Tensor:
-        """[C, d]: gradients in training mode at w, of each client's rows without padding; buffers have none."""
-        out, device = torch.zeros_like(w), self.task.device
+    def gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradients [C, d] in training mode at w, of each client's rows without padding, where those of buffers are 0;
+        and the buffers [C, d - gradient_dim] after the forward passes."""
+        out, after, device = torch.zeros_like(w), w[:, self.dim :].clone(), self.task.device
         with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
             for c in range(len(w)):
                 real = batch.weight[c] > 0
@@ -110,7 +117,10 @@ class NetworkTrainer:
                 self.load(row)
                 g = self.gradient(batch.x[c, real].to(device), batch.y[c, real].to(device), batch.key[c])
                 out[c, : self.dim] = g.add_(row[: self.dim], alpha=self.task.ridge).cpu()
-        return out
+                if bool(real.any()):
+                    self.store_buffers(row)
+                    after[c] = row[self.dim :].cpu()
+        return out, after
 
     def draws_random_numbers(self, x: Tensor, y: Tensor) -> bool:
         """Whether a forward pass in training mode draws random numbers."""

@@ -171,9 +171,17 @@ def test_errors_by_row():
     assert torch.equal(row_errors(job.task, w, clients.validation), torch.cat(expected).double())
 
 
+def test_a_network_with_running_statistics_is_advised():
+    def normalized(features, classes):
+        return nn.Sequential(nn.Linear(features, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
+
+    result = mooring.advise(make_clients(m=3, n=16), **(HOW | {"model": normalized, "rounds": 2}))
+    assert set(result.choice.table["family"]) >= {"mixture", "fedrod", "ditto"}  # which train statistics, too
+
+
 def test_what_does_not_apply_is_refused():
     clients = make_clients()
-    with pytest.raises(RequestError, match="unknown field 'etta'"):
+    with pytest.raises(RequestError, match="unknown hyperparameter 'etta'"):
         mooring.advise(clients, settings={"etta": 1.0}, **HOW)
     with pytest.raises(RequestError, match="solved exactly"):
         mooring.advise(clients, settings={"eta": 1.0}, threads=1)

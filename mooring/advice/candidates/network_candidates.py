@@ -172,27 +172,28 @@ def choose_local_training(
     results = [result for result, _ in run_together(runs)]
     trained = {k: result for k, result in enumerate(results) if isinstance(result, TrainedModels)}
     if not trained:
-        raise next(result for result in results if isinstance(result, Diverged))
+        raise results[0]
     best = min(trained, key=lambda k: trained[k].outcome.state.best)
     server = {name: value for name, value in variants[best].items() if name in SERVER_FIELDS}
     plain = {k for k in trained if k == best or not set(variants[k]) & set(SERVER_FIELDS) - set(given)}
     work_of = best if best in plain and not server else min(plain, key=lambda k: trained[k].outcome.state.best)
     work = {name: value for name, value in variants[work_of].items() if name in WORK_FIELDS}
-    ready = trained[work_of].algorithm
+    ready: Any = trained[work_of].algorithm
     plan = NetworkPlan(work | {"eta": ready.eta, "batch": ready.batch}, server, {}, _count_rows(job), len(variants))
     if server:
-        plan.server |= {"eta": trained[best].algorithm.eta}
+        best_ready: Any = trained[best].algorithm
+        plan.server |= {"eta": best_ready.eta}
     return plan, trained[best]
 
 
 def _train_variant(
     job: Job, variant: dict[str, Any], known: StatisticsCache, tell: OnProgress, callbacks: list[Callback]
 ) -> TrainingSteps[Any]:
-    """FedAvg with a variant; the error of one that diverged is its result."""
-    ready, exchange, server = resolve_for_job(build("fedavg", variant), job, known)
+    """FedAvg with a variant; the error of one that diverges, or is not for this network, is its result."""
     try:
+        ready, exchange, server = resolve_for_job(build("fedavg", variant), job, known)
         return (yield from train_steps(job, ready, exchange, TrainingState(server), None, tell, callbacks))
-    except Diverged as error:
+    except (Diverged, RequestError) as error:
         return error
 
 
