@@ -56,7 +56,7 @@ def read_package(folder: Path, names: set[str]) -> dict:
 
 
 def as_plain_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Factors as text, everything else as it is."""
+    """Return factors as text; other columns are unchanged."""
     columns = {}
     for name, column in frame.items():
         is_factor = isinstance(column.dtype, pd.CategoricalDtype) or column.dtype == object

@@ -42,7 +42,7 @@ def fit_one(problem: Problem, fit, folder: str) -> None:
 
 
 def fit_in_process(problem: Problem, fit, limit: float) -> tuple[np.ndarray | None, dict]:
-    """Losses, or None, and a note: a process of its own, because compiled code does not heed an alarm."""
+    """Losses, or None, and a note: a process of its own, because an alarm does not interrupt compiled code."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         process = multiprocessing.get_context("fork").Process(target=fit_one, args=(problem, fit, folder))

@@ -213,7 +213,7 @@ def table_in_sheet(sheet: pd.DataFrame, layout: SheetLayout, cells: CellReading,
 
 
 def text_of_cell(value: Any) -> str:
-    """A cell as it is written: whole numbers have no decimals."""
+    """Return a cell as text; whole numbers have no decimals."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -36,7 +36,7 @@ class MixedFormula(NamedTuple):
 
     text: str
     target: str
-    fixed: str  # a formula, the intercept included unless it says "0 +"
+    fixed: str  # a formula, with the intercept unless it contains "0 +"
     random: str | None  # the terms that vary by client; None: no random effects
     client: str | None
     correlated: bool  # whether the random effects may be correlated: `|`, not `||`

@@ -1,9 +1,9 @@
 """Rare levels are sent as fingerprints: a client names them only if they are not rare over all clients.
 
-      hidden   = hide_rare_levels(tally, rare, salt)                at the client: levels with fewer than `rare` of its
-      rows common   = find_common_fingerprints(tallies, rare, salt)      at the server: fingerprints with at least
-      `rare` rows names    = reveal_levels(tally, common, salt)                 at the client: the levels of these
-      tallies  = name_levels(tallies, names, salt)                  at the server
+    hidden   = hide_rare_levels(tally, rare, salt)             client: levels with fewer than `rare` of its rows
+    common   = find_common_fingerprints(tallies, rare, salt)   server: fingerprints with at least `rare` rows
+    names    = reveal_levels(tally, common, salt)              client: the levels of these
+    tallies  = name_levels(tallies, names, salt)               server
 
 The schema is then that of the pooled table: levels with fewer rows in all are grouped as "other" there too. Anyone who
 guesses a level, including the server, can check the guess against its fingerprint.

@@ -1,8 +1,8 @@
 """The client's side of the agreement on a schema (`schema_server.py`): three replies, without rows.
 
-    survey   all rows       types and extremes of columns and target           -> a plan: kinds, columns left out,
-    classes tally    training rows  counts, sums, levels of the planned columns    -> a draft: vocabularies, imputation,
-    means spread   training rows  sums of squares about the draft's means        -> the schema
+    survey   all rows        types and extremes of columns and target   -> a plan: kinds, columns left out, classes
+    tally    training rows   counts, sums, levels of planned columns    -> a draft: vocabularies, imputation, means
+    spread   training rows   sums of squares about the draft's means    -> the schema
 
 Every function takes the rows of one client, or of all clients of a pooled table at once: `code` is the client of each
 row. A single client gives the same numbers as its rows within a pooled table.

@@ -1,9 +1,9 @@
 """One schema for all clients, from the statistics of each (`column_statistics.py`): the server's side of
 `schema_client.py`.
 
-      plan   = plan_schema(merge_statistics(surveys))          kinds, columns left out, the target's kind and classes
-      draft  = draft_schema(merge_statistics(tallies), plan)   vocabularies, imputation, means
-      schema = complete_schema(merge_statistics(spreads), draft)    scales
+    plan   = plan_schema(merge_statistics(surveys))              kinds, columns left out, the target's kind and classes
+    draft  = draft_schema(merge_statistics(tallies), plan)       vocabularies, imputation, means
+    schema = complete_schema(merge_statistics(spreads), draft)   scales
 
 The pooled path takes the same three steps with all clients' summaries at once, so a federation whose tables never meet
 gives the schema of the pooled table, bit for bit: sums over clients are taken in the order of their names.

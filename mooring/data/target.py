@@ -35,7 +35,7 @@ QUANTITY = re.compile(
 
 class Target(NamedTuple):
     kind: str
-    y: np.ndarray  # class codes (int64), or numbers as they are (float64)
+    y: np.ndarray  # class codes (int64), or unscaled numbers (float64)
     classes: tuple[str, ...]
     notes: list[str]
 

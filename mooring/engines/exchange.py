@@ -50,7 +50,7 @@ class Replies(NamedTuple):
     """
 
     who: Tensor  # [R], places in the roster, ascending
-    message: StateTree  # NamedTuple of [R, ...], a tensor [R, ...], None where nothing is sent; or a list, as it came
+    message: StateTree  # NamedTuple of [R, ...], a tensor [R, ...], None if nothing is sent; or a list, as received
     missing: dict[int, str]  # place in the roster -> why there is no reply
     meter: CostMeter  # the work behind the replies, added up
     elsewhere: float = 0.0  # seconds that passed meanwhile for other runs
@@ -62,7 +62,7 @@ class Scores(NamedTuple):
 
     A client that has no rows, or did not answer, has nan and 0. Measures of all rows together, such as accuracy, are
     there where the rows are in one place. Where only a sum over all clients is known, `mean` is their mean loss and
-    nobody has rows.
+    no client has rows.
     """
 
     risk: Tensor

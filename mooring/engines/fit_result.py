@@ -34,7 +34,7 @@ class RoundModels:
 
     t: int
     common: Tensor  # [d]
-    models: Tensor | None  # [m, d]; None where each client keeps its own
+    models: Tensor | None  # [m, d]; None if clients keep their own
     validation: Tensor  # [m]
     test: Tensor  # [m]
     alpha: Tensor | None  # [m], weight of the local part in a mixture; None for methods without one
@@ -163,7 +163,7 @@ def as_json(result: FitResult | RunDirectory) -> JsonObject:
 
 
 def to_target_units(clients: Any, prediction: Tensor) -> Tensor:
-    """A standardised prediction in the target's own units; probabilities as they are."""
+    """Return a standardized prediction in the target's own units; probabilities are unchanged."""
     if clients.kind != REGRESSION:
         return prediction
     return prediction * clients.target_scale + clients.target_mean

@@ -252,7 +252,7 @@ def gather_statistics(exchange: Exchange, w0: Tensor, required: tuple[str, ...])
 
 
 def collect_models(outcome: TrainingOutcome, exchange: Exchange, plan: TrainingPlan, selection: str) -> Tensor | None:
-    """[m, d]: every client's model of the last or of the best round; None where clients keep their own."""
+    """[m, d]: every client's model of the last or of the best round; None if clients keep their own."""
     evaluation, server = outcome.at(selection)
     at = LAST if evaluation.t == outcome.last.t else BEST
     return exchange.models(server, full_round(evaluation.t, outcome.rounds, exchange.roster, plan), at)
@@ -280,7 +280,7 @@ def evaluate(exchange: Exchange, server: StateTree, round: Round, at: str = LAST
 
 
 def mean_over_rows(scores: Scores) -> float:
-    """The mean loss over all rows that were scored; nan where there are none."""
+    """Return the mean loss over all scored rows; nan if there are none."""
     if scores.mean is not None:
         return scores.mean
     count = scores.rows.double()

@@ -70,7 +70,7 @@ def _state_type(kind: Any, own: tuple[str, ...]) -> Any:
 
 
 def personal_coefficients(algorithm: AnyAlgorithm, dim: int) -> Tensor | None:
-    """[d] bool: the coefficients that clients keep; None where there are none."""
+    """[d] bool: the coefficients that clients keep; None if there are none."""
     if isinstance(algorithm, PersonalParts):
         return algorithm.mask
     ranges = getattr(algorithm, "personal", ()) if _splits_itself(algorithm) else ()

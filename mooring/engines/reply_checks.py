@@ -1,9 +1,9 @@
 """Checks of the clients' statistics, weights and replies before they are used.
 
-    statistics a client whose numbers before the first round are not finite is named, and nothing starts
-    weights    shares are finite, none negative; the option `weight_cap` bounds every client's share of a round
-    replies    of the right kind, shape and dtype, finite, and not absurdly large; others are left out, by name
-    clip       the option that shortens a reply to a length of at most `clip`
+    statistics   a client whose numbers before the first round are not finite is named, and nothing starts
+    weights      shares are finite, none negative; the option `weight_cap` bounds every client's share of a round
+    replies      of the right kind, shape and dtype, finite, and not absurdly large; others are left out, by name
+    clip         the option that shortens a reply to a length of at most `clip`
 
 A reply is absurd if its largest entry exceeds MAX_SIZE_FACTOR times the usual: the round's median, the global model's
 largest entry, or 1. Honest clients do not differ by that much, so no honest run changes; the check stops
@@ -78,7 +78,7 @@ def check_replies(message: StateTree, who: Tensor, pattern: Any = None, usual: f
 
 
 def largest_entries(flat: Tensor) -> Tensor:
-    """[R] in float64: the size of each row's largest entry, nan where there is one; without a copy of the matrix."""
+    """[R] in float64: the size of each row's largest entry, nan if it contains one; without a copy of the matrix."""
     return torch.maximum(flat.amax(1).double(), -flat.amin(1).double())
 
 

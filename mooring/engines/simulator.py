@@ -135,7 +135,7 @@ class Simulator:
         if not self.algorithm.finetunes:
             first = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
             shared = self.algorithm.global_model(server)
-            if first is shared:  # the same for all: a view, not a copy for everyone
+            if first is shared:  # equal for all clients: a view, not a copy per client
                 return shared.expand(len(self.clients), -1)
         return map_blocks(self._blocks(), lambda block: self._deployed(server, round, at, block))
 

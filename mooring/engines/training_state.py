@@ -33,7 +33,7 @@ class TrainingPlan:
     checkpoint_every: int = 10
     deadline: float | None = None  # seconds that a round waits for replies; None: until all are there
     average: str = MEAN  # of the messages: see core/aggregation.py
-    clip: float | None = None  # the longest message that counts as it is
+    clip: float | None = None  # longest message that is not shortened
     noise: float | None = None  # for privacy, in sensitivities of a round's mean: see privacy.py
     delta: float | None = None
     weight_cap: float | None = None  # the largest share of one client in a round

@@ -1,12 +1,11 @@
-"""Client statistics: sums that clients send before the first round to resolve hyperparameters such as "auto"; never
-rows.
+"""Client statistics: sums that clients send before the first round to resolve hyperparameters such as "auto".
 
     always         sizes, weights, and the constants that step sizes need: a few scalars per client
     "fit"          each client's own fit
-    "spread"       variation between clients, which lam = "auto" needs (`task_random_effects.py`: sums, or penalised
-    fits) "rules"        that, and the summaries for every other rule for lam (`client_summaries.py` states what they
-    reveal) "alone"        validation risk of each client's own fits, by ridge ALL_RESOLVED   nothing is left to
-    resolve: the constants of a network, which are slow to measure, are nan
+    "spread"       variation between clients, which lam = "auto" needs (`task_random_effects.py`)
+    "rules"        that, and the summaries for every other rule for lam (see `client_summaries.py`)
+    "alone"        validation risk of each client's own fits, by ridge
+    ALL_RESOLVED   nothing is left to resolve: the constants of a network, which are slow to measure, are nan
 
 An algorithm's `required_statistics` names what it needs; nothing else is computed. Statistics that a task does not have
 (networks, nonsmooth losses, very many parameters) are None, and hyperparameters are resolved from the scalars.

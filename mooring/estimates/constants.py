@@ -108,7 +108,7 @@ def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
 
 
 def response_noise(stats: LinearStats, level: float = 0.95) -> Estimate:
-    """sigma of a linear task: residuals of the clients' own fits, or restricted likelihood where there are none."""
+    """sigma of a linear task: residuals of the clients' own fits, or restricted likelihood if there are none."""
     fits = fit_from_stats(stats)
     freedom = float(fits.freedom.sum())
     if freedom <= 0:

@@ -41,7 +41,7 @@ def bound_curvature(owner: str, task: Task, statistics: Any) -> CurvatureBounds:
 
 
 def require_federation(owner: str, task: Task, statistics: Any) -> FederationEstimates:
-    """The federation's estimates, refused in one sentence where there are none."""
+    """Return the federation's estimates; RequestError if there are none."""
     if statistics.federation is None:
         raise RequestError(
             f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows does not: it takes a "

@@ -11,9 +11,8 @@
     shrinkage_of_all        noise^2 S1 / (mu R^2), one number
 
 The first five are empirical Bayes (`random_effects.py`): right for coefficients that are spread normally, close to
-right for
-others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for one global
-model, lam = 0 for local models.
+right for others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for
+one global model, lam = 0 for local models.
 
 One table serves all: `mooring theory` prints it, and an algorithm whose lam is one of these words resolves it here.
 If no variation is estimated, `one` is inf. `auto` then stops at a multiple of the curvature, where a model follows its

@@ -64,7 +64,7 @@ def probability_below(form: QuadraticForm, r2: FloatOrArray) -> NDArray:
 
 
 def _regular(form: QuadraticForm) -> QuadraticForm:
-    """Arrays of one shape, with a trace of noise where there is none, so that nothing is divided by 0."""
+    """Return arrays of one shape, with minimal noise in place of 0, so that nothing is divided by 0."""
     form = QuadraticForm(*np.broadcast_arrays(*(np.asarray(part, float) for part in form)))
     floor = MIN_RELATIVE_NOISE * np.maximum(form.square + form.bias, np.finfo(float).tiny ** 0.25)
     return form._replace(bias=np.maximum(form.bias, floor), second=np.maximum(form.second, floor**2))

@@ -93,7 +93,7 @@ def fit_reml(
 
 
 def fit_reml_to_fits(fits: LocalFits, form: VarianceFormOrAuto = "scalar") -> RandomEffects:
-    """Restricted maximum likelihood where each local fit is one Gaussian observation, from the fits alone."""
+    """Fit by restricted maximum likelihood, with each local fit as one Gaussian observation."""
     _check_form(form, VARIANCE_FORMS)
     if int((fits.freedom > 0).sum()) < 2:
         raise RequestError("fit_reml_to_fits: at least 2 clients need rows that determine their fit; use fit_laplace.")

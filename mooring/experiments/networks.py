@@ -65,7 +65,7 @@ class LSTM(nn.Module):
     """Token codes [B, length] through an embedding and stacked LSTM layers; the last step's state is classified.
 
     Written in plain operations, because stacked clients (vmap) cannot use the fused kernel. Code 0 is padding at the
-    end of a text: it leaves the state as it is.
+    end of a text: it leaves the state unchanged.
     """
 
     def __init__(self, vocabulary: int, classes: int, embedding: int, hidden: int, layers: int):

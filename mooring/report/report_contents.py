@@ -98,7 +98,7 @@ class ReportContents:
     decision: str  # the title of the report, at most MAX_TITLE_WORDS words
     headline: str  # the same in a whole sentence
     summary: list[str]  # sentences below it, with the losses
-    words: list[str]  # what else is known, behind a fold
+    details: list[str]  # what else is known, behind a fold
     notes: list[str]
     models: list[dict[str, Any]]  # name, about, loss; the lowest first in a comparison
     losses_of: str  # rows of the models' losses
@@ -157,7 +157,7 @@ def of_advice(directory: RunDirectory) -> ReportContents:
         decision=shorten_headline(advice["headline"], summary["recommended_counts"]),
         headline=advice["headline"],
         summary=[*main, *describe_measures(measures, EVALUATED_MODELS)],
-        words=list(sentences.values()),
+        details=list(sentences.values()),
         models=models,
         losses_of=f"mean over {summary['held_out_rows']:,} {summary['evaluated_on']}",
         clients=add_distance(clients, directory),
@@ -189,7 +189,7 @@ def of_fit(directory: RunDirectory) -> ReportContents:
         decision=f"{summary['algorithm']}: test {summary['metric']} {format_loss(summary['personal'])}",
         headline=scores[0],
         summary=scores[1:],
-        words=[describe_kept_round(summary), *private, *([describe_left_out(left_out)] if len(left_out) else [])],
+        details=[describe_kept_round(summary), *private, *([describe_left_out(left_out)] if len(left_out) else [])],
         models=[
             row | _known_measures(summary["measures"], row["name"], summary["measures"].get("personal", {}))
             for row in models
@@ -229,7 +229,7 @@ def of_comparison(directory: RunDirectory) -> ReportContents:
         decision=f"Lowest test {comparison['metric']} of {len(methods)} methods: {first['method']} ({loss})",
         headline=f"Of {len(methods)} methods, {first['method']} has the lowest test {comparison['metric']}, {loss}.",
         summary=describe_comparison(methods),
-        words=[
+        details=[
             f"Figures and cards show {best}, the method with the lowest test loss among those with personal models.",
             f"Each method's models are in {METHODS_FOLDER}/METHOD/{SAVED}; predict with {METHODS_FOLDER}/{names[0]}.",
         ],

@@ -78,7 +78,7 @@ class Display:
 
         Where the width is short, sentences are wrapped, then the columns in `spare` are left out from the first on,
         several together where they are a tuple (or replaced, where `shorter` names another column), then names are
-        shortened, and at last each row is shown in lines of its own. Numbers are never cut, and names only when no
+        shortened, and finally each row is shown in separate lines. Numbers are never cut, and names only when no
         number can be left out.
         """
         shorter, width = shorter or {}, self.out.width - indent
@@ -225,7 +225,7 @@ def draw_table(columns: Sequence[TableColumn], width: int) -> Table:
 
 
 def stack_row(columns: Sequence[TableColumn], row: int, width: int) -> Iterator[RenderableType]:
-    """A row in lines of its own: the first cell, then heading and cell of the others, sentences in their own lines."""
+    """Yield a row in separate lines: the first cell, then heading and cell of the others; sentences separately."""
     yield Text(f"{columns[0].cells[row] or '-'}:")
     line = ""
     for column in columns[1:]:

@@ -66,7 +66,7 @@ def fitted(regime: str, vary: str):
 
 EXPONENTS: dict[
     str, dict[str, int | None]
-] = {  # of the local error along R, n and m: what the rates say; None where a regime does not vary it
+] = {  # of the local error along R, n and m: the rates of the theorem; None if a regime does not vary it
     HIGH: {"R": 0, "n": -1, "m": 0},
     MIDDLE: {"R": 2, "n": -1, "m": None},  # along n at R sqrt(n) fixed
     LOW: {"R": None, "n": -1, "m": -1},
