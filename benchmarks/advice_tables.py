@@ -145,8 +145,8 @@ class Table:
         freedom = gains.freedom.numpy() * np.minimum(total / scale, 1e9) ** 4  # Satterthwaite, of an exact error
         frame["expected"] = stdtr(freedom, center / total)
         row_error = error * np.sqrt(np.maximum(n, 1))
-        known = row_error[self.owner] > 0
-        pool = (gap - center[self.owner])[known] / row_error[self.owner][known]
+        has_error = row_error[self.owner] > 0
+        pool = (gap - center[self.owner])[has_error] / row_error[self.owner][has_error]
         pool = pool / np.sqrt(np.mean(pool**2)) if len(pool) else np.zeros(1)
         rng = np.random.default_rng(0)
         draws = [rng.choice(pool, (RESAMPLES, max(k, 1))).mean(1) for k in n]
@@ -243,11 +243,11 @@ def describe_evidence(tables: list[Table], other: str) -> None:
     ):
         if len(part):
             seen = (part["seen"] > 0).to_numpy(float)
-            words = [f"    {name} ({len(part)}): seen better {seen.mean():.3f}"]
+            texts = [f"    {name} ({len(part)}): seen better {seen.mean():.3f}"]
             for column in ("expected", "resampled"):
                 error = calibration_error(part[column].to_numpy(), seen)
-                words.append(f"{column} {part[column].mean():.3f}, calibration error {error:.3f}")
-            print("; ".join(words))
+                texts.append(f"{column} {part[column].mean():.3f}, calibration error {error:.3f}")
+            print("; ".join(texts))
 
 
 def main() -> None:

@@ -106,20 +106,20 @@ def wire_bytes(port: int, processes: set[int]) -> int:
 def count_requests(port: int, folder: Path, ca: Path) -> float:
     """Requests that the gateway has seen, of clients and of the server's own processes."""
     token = next(folder.glob("*.federation/metrics.token")).read_text().strip()
-    found = httpx.get(
+    metrics = httpx.get(
         f"https://127.0.0.1:{port}/metrics",
         headers={"Authorization": f"Bearer {token}"},
         verify=ssl.create_default_context(cafile=str(ca)),
         trust_env=False,
     ).text
-    return float(re.search(r"mooring_gateway_requests_total (\S+)", found).group(1))  # type: ignore[union-attr]
+    return float(re.search(r"mooring_gateway_requests_total (\S+)", metrics).group(1))  # type: ignore[union-attr]
 
 
 def count_messages(out: Path) -> tuple[int, int]:
     """Messages that clients have answered, and the bytes of tensors in them, both ways."""
     lines = [json.loads(line) for line in (federation.server_folder(out) / AUDIT_FILE).read_text().splitlines()]
-    asked = [line for line in lines if line["event"] == "asked"]
-    return sum(len(line["clients"]) for line in asked), sum(line["sent"] + line["received"] for line in asked)
+    requests = [line for line in lines if line["event"] == "asked"]
+    return sum(len(line["clients"]) for line in requests), sum(line["sent"] + line["received"] for line in requests)
 
 
 class Sample(NamedTuple):

@@ -58,19 +58,19 @@ def measure_advice() -> Iterator[Line]:
     """Advice on the heart table, one process per hospital, as `mooring federation up --embedded` does it."""
     before = load()
     with tempfile.TemporaryDirectory(prefix="targets-") as name:
-        folder, about, table = Path(name), EMBEDDED_TABLES["heart"], read_source("heart")
+        folder, declaration, table = Path(name), EMBEDDED_TABLES["heart"], read_source("heart")
         (folder / "clients").mkdir()
-        groups = table.frame.groupby(about.client)
+        groups = table.frame.groupby(declaration.client)
         for client, rows in groups:
-            rows.drop(columns=about.client).to_csv(folder / "clients" / f"{client}.csv", index=False)
+            rows.drop(columns=declaration.client).to_csv(folder / "clients" / f"{client}.csv", index=False)
         run, out = folder / "run.toml", folder / "out"
         run.write_text(
-            f'[mooring]\npurpose = "advise"\n[data]\nsource = "{folder / "clients"}"\ntarget = "{about.target}"\n'
+            f'[mooring]\npurpose = "advise"\n[data]\nsource = "{folder / "clients"}"\ntarget = "{declaration.target}"\n'
             f"[training]\nthreads = 1\n[federation]\nclients = {len(groups)}\n"
         )
-        words = ["federation", "up", run, "--client-dir", folder / "clients", "--out", out, "--embedded"]
+        arguments = ["federation", "up", run, "--client-dir", folder / "clients", "--out", out, "--embedded"]
         begun = time.monotonic()
-        subprocess.run([sys.executable, "-m", "mooring", *map(str, words)], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "mooring", *map(str, arguments)], check=True, capture_output=True)
         seconds = time.monotonic() - begun
         lines = [json.loads(line) for line in (server_folder(out) / AUDIT_FILE).read_text().splitlines()]
         messages = sum(line["event"] == "asked" for line in lines)
@@ -86,16 +86,16 @@ def measure_rounds() -> Iterator[Line]:
     """Lightweight clients: the round, the server's processor, bytes and requests."""
     for clients in CAPACITY:
         before = load()
-        found = measure(clients)
-        seconds, target = found["round_seconds"], ROUND_SECONDS.get(clients)
-        held = None if target is None else seconds <= target
-        wanted = "" if target is None else f"at most {target:g} s"
-        yield Line(f"a round of {clients} clients", f"{seconds:.3f} s", wanted, held, before)
-        cpu = found["server_cpu_ms_per_client_round"]
+        result = measure(clients)
+        seconds, target = result["round_seconds"], ROUND_SECONDS.get(clients)
+        is_held = None if target is None else seconds <= target
+        target_text = "" if target is None else f"at most {target:g} s"
+        yield Line(f"a round of {clients} clients", f"{seconds:.3f} s", target_text, is_held, before)
+        cpu = result["server_cpu_ms_per_client_round"]
         what = f"server's processor per client and round, {clients} clients"
         yield Line(what, f"{cpu:.1f} ms", f"at most {MAX_SERVER_MS:g} ms", cpu <= MAX_SERVER_MS, before)
         if clients == CAPACITY[0]:
-            size, requests = found["overhead_bytes_per_client_round"], found["requests_per_message"]
+            size, requests = result["overhead_bytes_per_client_round"], result["requests_per_message"]
             what = "bytes beside tensors per client and round (an update and an evaluation)"
             yield Line(what, f"{size:,.0f}", "at most 2,000", size <= MAX_OVERHEAD_BYTES, before)
             yield Line(f"of these per message, {clients} clients", f"{size / 2:,.0f}", "", None, before)
@@ -121,8 +121,8 @@ def measure_plain_flower() -> Iterator[Line]:
     before = load()
     with tempfile.TemporaryDirectory(prefix="targets-") as name, plain_flower.Watch() as watch:
         tables = plain_flower.write_tables(Path(name), 3)
-        found = plain_flower.by_hand(Path(name), tables, FLOWER_ROUNDS, 3, watch)
-    value = f"{found['ms'] / 1000:.1f} s ({found['computed'] / 1000:.1f} s computed)"
+        cost = plain_flower.by_hand(Path(name), tables, FLOWER_ROUNDS, 3, watch)
+    value = f"{cost['ms'] / 1000:.1f} s ({cost['computed'] / 1000:.1f} s computed)"
     yield Line("a round of 3 clients in plain Flower, its own nodes", value, "", None, before)
 
 
@@ -136,8 +136,8 @@ PARTS = {
 
 def write(rows: list[str]) -> None:
     """Put the table into the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, remainder = PAGE.read_text().partition(BEGIN)
+    _, _, after = remainder.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(rows) + f"\n\n{END}{after}")
 
 
@@ -145,14 +145,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--write", action="store_true")
-    asked: Any = parser.parse_args()
+    options: Any = parser.parse_args()
     rows = ["| what | measured | target | load before |", "|---|---|---|---|"]
     print("\n".join(rows), flush=True)
-    for part in asked.only.split(","):
+    for part in options.only.split(","):
         for line in PARTS[part]():
             rows.append(str(line))
             print(line, flush=True)
-    if asked.write:
+    if options.write:
         write(rows)
 
 

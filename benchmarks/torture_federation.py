@@ -50,31 +50,31 @@ TRIALS = {
 
 def run_trial(trial: Trial) -> str:
     files, _, names = trial.tests.partition(" -k ")
-    words = [f"{FOLDER}/{file}" for file in files.split()] + (["-k", names] if names else [])
-    begun = time.monotonic()
+    arguments = [f"{FOLDER}/{file}" for file in files.split()] + (["-k", names] if names else [])
+    begin = time.monotonic()
     options = ["-q", "-m", "slow or not slow", "-p", "no:cacheprovider"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, *words], capture_output=True, text=True)
-    summary = done.stdout.strip().splitlines()[-1]
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", summary)}
-    held, tried = counts.get("passed", 0), sum(counts.get(word, 0) for word in ("passed", "failed", "error"))
+    process = subprocess.run([sys.executable, "-m", "pytest", *options, *arguments], capture_output=True, text=True)
+    summary = process.stdout.strip().splitlines()[-1]
+    counts = {outcome: int(number) for number, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", summary)}
+    passed, total = counts.get("passed", 0), sum(counts.get(outcome, 0) for outcome in ("passed", "failed", "error"))
     skipped = f" ({counts['skipped']} skipped)" if counts.get("skipped") else ""
-    shown = " ".join(words).replace(f"{FOLDER}/", "")
-    return f"| {trial.promise} | `{shown}` | {held} of {tried}{skipped} | {time.monotonic() - begun:.0f} s |"
+    command = " ".join(arguments).replace(f"{FOLDER}/", "")
+    return f"| {trial.promise} | `{command}` | {passed} of {total}{skipped} | {time.monotonic() - begin:.0f} s |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(TRIALS))
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows = ["| trial | tests | held | took |", "|---|---|---|---|"]
     print("\n".join(rows), flush=True)
-    for name in asked.only.split(","):
+    for name in options.only.split(","):
         rows.append(run_trial(TRIALS[name]))
         print(rows[-1], flush=True)
-    if asked.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(rows) + f"\n\n{END}{rest.partition(END)[2]}")
+    if options.write:
+        before, _, remainder = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(rows) + f"\n\n{END}{remainder.partition(END)[2]}")
 
 
 if __name__ == "__main__":

@@ -89,13 +89,15 @@ def benchmark(
                 settings = list_settings(name, (grids or {}).get(name), tune)
                 place = out / title / f"seed-{seed}" / name.replace("/", "_").replace(":", "-")
                 try:
-                    found = _run_method(source, settings, place, seed, trust_code, options)
+                    comparison = _run_method(source, settings, place, seed, trust_code, options)
                 except RequestError as error:
                     if name in methods:
                         raise
                     skipped[name] = str(error)
                     continue
-                rows.append({"data": title, "seed": seed, "method": name, "metric": found.metric} | choose(found))
+                rows.append(
+                    {"data": title, "seed": seed, "method": name, "metric": comparison.metric} | choose(comparison)
+                )
     notes += [f"{name} was left out: {reason}" for name, reason in skipped.items()]
     results = pd.DataFrame([row for row in rows if row["method"] not in skipped])
     if results.empty or results["method"].nunique() < 2:
@@ -112,15 +114,15 @@ def benchmark(
 
 
 def expand_methods(methods: Sequence[str]) -> list[str]:
-    """The names of methods, with those of groups for their names."""
+    """Return the names of methods, with groups replaced by their methods."""
     names: list[str] = []
-    for word in methods:
-        if word == "all" or word in GROUPS:
-            names += [name for name in algorithm_names() if word == "all" or find(name).group == word]
+    for method in methods:
+        if method == "all" or method in GROUPS:
+            names += [name for name in algorithm_names() if method == "all" or find(name).group == method]
         else:
-            if not is_spec(word):
-                find(word.split()[0])
-            names.append(word)
+            if not is_spec(method):
+                find(method.split()[0])
+            names.append(method)
     return list(dict.fromkeys(names))
 
 
@@ -135,9 +137,9 @@ def list_settings(name: str, grid: Mapping[str, Sequence[Any]] | None, tune: boo
     return settings
 
 
-def choose(found: Comparison) -> dict[str, Any]:
-    """The setting with the least validation loss; without validation rows the first one."""
-    table = found.methods.reset_index(drop=True)
+def choose(comparison: Comparison) -> dict[str, Any]:
+    """Return the setting with the least validation loss; without validation rows the first one."""
+    table = comparison.methods.reset_index(drop=True)
     losses = table["validation_loss"].to_numpy(float)
     best = int(np.nanargmin(losses)) if np.isfinite(losses).any() else 0
     row = table.iloc[best]
@@ -157,11 +159,11 @@ def _title_sources(sources: Sequence[str]) -> dict[str, str]:
 def _run_method(
     source: str, settings: list[str], place: Path, seed: int, trust_code: bool, options: Mapping[str, Any]
 ) -> Comparison:
-    """A method's settings on one data set under one seed: fresh, resumed, or read where it is done."""
+    """Run a method's settings on one data set with one seed: start, resume, or read a finished comparison."""
     if (place / COMPARISON_FILE).is_file():
-        known = open_run(place).comparison
+        stored = open_run(place).comparison
         empty = pd.DataFrame()
-        return Comparison(known["metric"], pd.DataFrame(known["methods"]), empty, place, [], empty, empty)
+        return Comparison(stored["metric"], pd.DataFrame(stored["methods"]), empty, place, [], empty, empty)
     if place.exists():
         return resume_comparison(place, trust_code=trust_code)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -203,14 +205,14 @@ def rank_methods(results: pd.DataFrame) -> tuple[pd.DataFrame, BenchmarkTests]:
 
 
 def round_loss(value: float) -> float:
-    """A loss to SIGNIFICANT_DIGITS digits: what does not differ there is a tie."""
+    """Return a loss with SIGNIFICANT_DIGITS digits; equal ones are ties."""
     return float(f"{value:.{SIGNIFICANT_DIGITS - 1}e}")
 
 
 def _paired_p_value(first: pd.Series, second: pd.Series) -> float:
-    """Wilcoxon's signed-rank test; 1 where all blocks are ties."""
-    apart = (first - second).to_numpy()
-    return float(wilcoxon(apart, zero_method="zsplit").pvalue) if (apart != 0).any() else 1.0
+    """Wilcoxon's signed-rank test; 1 if all blocks are ties."""
+    differences = (first - second).to_numpy()
+    return float(wilcoxon(differences, zero_method="zsplit").pvalue) if (differences != 0).any() else 1.0
 
 
 def _holm(p_values: Mapping[Any, float]) -> dict[str, float]:

@@ -69,7 +69,7 @@ def page_of_many(m):
                 decision="Yes",
                 headline="Yes.",
                 summary=[],
-                words=[],
+                details=[],
                 notes=[],
                 models=[{"name": "personal", "about": "", "loss": 1.0}],
                 losses_of="mean over held-out rows",
