@@ -57,7 +57,7 @@ def log_to_tracker(display: Any, out: Path, track: str | None) -> None:
     if track is not None:
         from mooring.report.tracking import log_run as tell
 
-        display.say(f"Tracked: {tell(out, track)}")
+        display.print_line(f"Tracked: {tell(out, track)}")
 
 
 def mark_resumable(out: Path) -> Path:

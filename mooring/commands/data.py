@@ -43,7 +43,7 @@ def init(
     ask = typer.prompt if CONFIRMATIONS else None  # ASK is empty in a pipe
     text = write_run_file(source, out.name, {"client": client, "target": target, "drop_small": drop_small}, ask)
     write_atomically(out, text.encode())
-    Display().say(f"Written: {out}; `mooring advise {shlex.quote(str(out))}` runs it.")
+    Display().print_line(f"Written: {out}; `mooring advise {shlex.quote(str(out))}` runs it.")
 
 
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
@@ -121,7 +121,7 @@ def local_page(
     check_writable(folder / "runs")
 
     def ready(address: str) -> None:
-        Display().say(f"Mooring's page: {address}")
+        Display().print_line(f"Mooring's page: {address}")
         if open_:
             typer.launch(address)
 

@@ -143,7 +143,7 @@ def join(
         return
     for result in results:
         sentence = result["said"] if "said" in result else describe_test_loss(result)
-        Display().say(f"{printable(sentence)}\nPredict: mooring predict {result['result']} new.csv")
+        Display().print_line(f"{printable(sentence)}\nPredict: mooring predict {result['result']} new.csv")
 
 
 def describe_test_loss(result: JsonObject) -> str:
@@ -203,7 +203,7 @@ def federation_app(run: RunArgument, folder: Annotated[Path, typer.Argument(hidd
     from mooring.report.terminal import Display
 
     write_app(run, folder, find_apps())
-    Display().say(
+    Display().print_line(
         f'`flwr run {folder} NAME --stream --run-config \'out="runs/one" clients="3"\'` starts it, NAME being a '
         "SuperLink of Flower's own config.toml."
     )
@@ -294,7 +294,7 @@ def key_functions() -> Any:
 def show(sentence: str) -> None:
     from mooring.report.terminal import Display
 
-    Display().say(sentence)
+    Display().print_line(sentence)
 
 
 def show_federation(display: Any, out: Path, json_: bool) -> None:

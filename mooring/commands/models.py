@@ -53,7 +53,7 @@ def predict(
         print_json({"predictions": frame.to_dict("records"), "run": str(run)})
     elif out is not None:
         write_atomically(out, excel_bytes(frame) if out.suffix.lower() == ".xlsx" else csv_bytes(frame))
-        display.say(f"{len(frame)} predictions in {out}")
+        display.print_line(f"{len(frame)} predictions in {out}")
     else:
         sys.stdout.write(csv_bytes(frame).decode())
 
@@ -125,7 +125,7 @@ def export(
         if out.exists():
             raise RequestError(f"{out} already exists; choose another --out.")
         write_atomically(out, content)
-        display.say(f"Written: {out}")
+        display.print_line(f"Written: {out}")
 
 
 @app.command(epilog="Example: mooring personalize runs/exam-1 new_client.csv --out runs/exam-joined")
@@ -171,5 +171,5 @@ def personalize(
     else:
         show_new_clients(display, result.clients, result.metric, result.way)
         if out is not None:
-            display.say(f"Run: {out}    Predict: mooring predict {out} new.csv")
+            display.print_line(f"Run: {out}    Predict: mooring predict {out} new.csv")
     show_notes(display, result.notes)

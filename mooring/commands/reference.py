@@ -25,13 +25,13 @@ def explain(
     from mooring.report.terminal import Display
 
     if not term:
-        Display().say(", ".join(TERMS))
+        Display().print_line(", ".join(TERMS))
         return
     text = explain_term(" ".join(term))
     if json_:
         print_json({"term": " ".join(term), "text": text})
     else:
-        Display().say(text)
+        Display().print_line(text)
 
 
 def explain_term(word: str) -> str:

@@ -235,14 +235,16 @@ def benchmark(
     for row in result.ranks.to_dict("records"):
         p_value = row["p_value_against_best"]
         against = "" if p_value != p_value else f", p = {p_value:.3f} against the best"
-        display.say(f"{row['mean_rank']:6.2f}  {row['method']}: {row['wins']} wins, {row['ties']} ties{against}")
+        display.print_line(f"{row['mean_rank']:6.2f}  {row['method']}: {row['wins']} wins, {row['ties']} ties{against}")
     tests = result.tests
-    display.say(
+    display.print_line(
         f"Mean ranks over {tests.blocks} {tests.block}; Friedman p = {tests.p_value:.3g}, Nemenyi's critical "
         f"difference {tests.critical_difference:.2f}; p of Wilcoxon's test, adjusted by Holm."
     )
     display.notes(result.notes)
-    display.say(f"Tables: {out}/table.csv, table.tex, results.csv, ranks.csv    Figure: {out}/critical-difference.svg")
+    display.print_line(
+        f"Tables: {out}/table.csv, table.tex, results.csv, ranks.csv    Figure: {out}/critical-difference.svg"
+    )
 
 
 def _parse_grids(texts: list[str] | None) -> dict[str, dict[str, list[Any]]] | None:
@@ -347,8 +349,8 @@ def report(
         from mooring.report.figures import draw_images
 
         for run in runs:
-            display.say(f"Images: {', '.join(map(str, draw_images(run)))}")
-    display.say(f"Report: {page}")
+            display.print_line(f"Images: {', '.join(map(str, draw_images(run)))}")
+    display.print_line(f"Report: {page}")
     if open_:
         typer.launch(page.resolve().as_uri())
 
@@ -377,5 +379,5 @@ def tune(
         print_json({"proposed": trials[0]._asdict(), "trials": [trial._asdict() for trial in trials]})
         return
     for trial in trials:
-        display.say(f"{1000 * trial.seconds:10.1f} ms per round with {trial.options}")
-    display.say(f"Fastest: {trials[0].options}")
+        display.print_line(f"{1000 * trial.seconds:10.1f} ms per round with {trial.options}")
+    display.print_line(f"Fastest: {trials[0].options}")

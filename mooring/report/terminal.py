@@ -37,7 +37,7 @@ class Display:
         self.out = Console(file=sys.stderr if json else sys.stdout, highlight=False, emoji=False, markup=False)
         self.err = Console(stderr=True, highlight=False, emoji=False, markup=False)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.out.print(replace_control_characters(text), soft_wrap=True)
 
     def paragraph(self, text: str, indent: int = 2) -> None:

@@ -79,7 +79,7 @@ def show_run(display: Display, run: str | Path, per_client: bool = False) -> Non
     first = f"Report: {shlex.quote(str(report))}" if report.is_file() else f"Run: {shlex.quote(str(run))}"
     predict = f"Predict: mooring predict {shlex.quote(str(run))} new.csv"
     gap = "\n" if len(first) + len(predict) + 4 > display.out.width else "    "
-    display.say(f"{first}{gap}{predict}")
+    display.print_line(f"{first}{gap}{predict}")
     show_notes(display, notes)
 
 
@@ -105,7 +105,7 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
         display.paragraph(describe_privacy(summary["privacy"]))
     if "left_out" in clients and clients["left_out"].notna().any():
         display.paragraph(describe_left_out(clients.dropna(subset="left_out")))
-    display.say("")
+    display.print_line("")
     if per_client:
         rows = clients.to_dict("records")
         for row in rows:
@@ -198,7 +198,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     display.table("", rows, columns, caption, spare=("seconds", "round", "last_test_loss", "sent", *REPORTED_METRICS))
     for sentence in describe_comparison(methods):
         display.paragraph(sentence)
-    display.say("")
+    display.print_line("")
 
 
 def describe_above(row: Mapping[str, Any]) -> str:
@@ -232,7 +232,7 @@ def show_advice(
     summary, frame = advice["summary"], frame_from_rows(advice["clients"])
     display.heading(f"Recommendation for {advice['title']} ({len(frame):,} clients, {count_rows(frame):,} rows)")
     display.paragraph(advice["headline"])
-    display.say("")
+    display.print_line("")
     alternative = "global" if (frame["recommended"] == "local").all() else "local"
     order = frame.sort_values(f"improvement_over_{alternative}_pct", ascending=False, kind="stable")
     caption = describe_columns(summary)
@@ -258,7 +258,7 @@ def show_advice(
         if name == "losses":
             for sentence in describe_measures(summary.get("held_out_measures") or {}, EVALUATED_MODELS):
                 display.paragraph(sentence)
-    display.say("")
+    display.print_line("")
 
 
 def describe_columns(summary: Mapping[str, Any]) -> str:
@@ -324,8 +324,8 @@ def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
         return [{"name": name.replace("_", " "), **part} for name, part in table.items()]
 
     for sentence in (*theory["words"], THEORY_AND_DATA):
-        display.say(sentence)
-    display.say("")
+        display.print_line(sentence)
+    display.print_line("")
     spread = theory["heterogeneity"]
     wide = {"name": "", "value": "value", "low": "low", "high": "high", "method": "from"}
     display.table("Constants", rows(theory["constants"]), wide)
@@ -343,9 +343,9 @@ def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
     if spread["by_feature"]:
         largest = sorted(spread["by_feature"].items(), key=lambda pair: -pair[1])[:6]
         top = ", ".join(f"{name} {tau:.2g}" for name, tau in largest)
-        display.say(f"Coefficients that differ most between clients (standard deviation): {top}.")
+        display.print_line(f"Coefficients that differ most between clients (standard deviation): {top}.")
     for doubt in theory["assumptions"]:
-        display.say(f"Caveat: {doubt}")
+        display.print_line(f"Caveat: {doubt}")
 
 
 def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:

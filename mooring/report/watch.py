@@ -138,7 +138,7 @@ def watch_run(display: Display, run: str | Path, sleep: Callable[[float], None] 
         for status in statuses:
             if printed.get(status.name) != (text := describe_status(status)):
                 printed[status.name] = text
-                display.say(text)
+                display.print_line(text)
 
 
 def poll_status(run: str | Path, sleep: Callable[[float], None]) -> Iterator[list[JobStatus]]:

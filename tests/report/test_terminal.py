@@ -81,7 +81,7 @@ def test_names_are_no_markup_and_no_control_characters(narrow, capsys):
         assert name in out
     assert not set(out) & {"\x1b", "\u202e", "\t"}
     display = Display()
-    display.say("[a] \x1b[31m :smile:")
+    display.print_line("[a] \x1b[31m :smile:")
     display.notes(["client '[b]\x07' is small"])
     out, err = capsys.readouterr()
     assert out == "[a]  [31m :smile:\n" and err == "note: client '[b] ' is small\n"
