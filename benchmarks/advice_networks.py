@@ -163,15 +163,17 @@ def compare(name: str, make, seeds: range, rounds: int, by_class: bool = False, 
         columns = [np.mean([measure(r.loss[method]) for r in results]) for measure in (np.mean, worst_decile)]
         accuracy = 100 * (1 - np.mean([r.error[method].mean() for r in results]))
         print(f"{name}: {method:24s} {columns[0]:8.4f}  {columns[1]:12.4f}  {accuracy:7.2f}%", flush=True)
-    for what in ("loss", "error"):
-        values = {m: [getattr(r, what)[m] for r in results] for m in results[0].loss}
+    for quantity in ("loss", "error"):
+        values = {m: [getattr(r, quantity)[m] for r in results] for m in results[0].loss}
         singles = [m for m in values if m not in METHODS]
         best = min(singles, key=lambda m: np.mean([v.mean() for v in values[m]]))
-        gaps = [mine - other for mine, other in zip(values["recommended"], values[best], strict=True)]
+        gaps = [
+            recommended - baseline for recommended, baseline in zip(values["recommended"], values[best], strict=True)
+        ]
         units = np.array([gap.mean() for gap in gaps]) if len(gaps) > 1 else gaps[0]
         error = np.std(units, ddof=1) / len(units) ** 0.5
-        word = "held" if units.mean() <= error else "MISSED"
-        print(f"{name}, {what}: recommended - {best} = {units.mean():+.4f} (standard error {error:.4f})  {word}")
+        verdict = "held" if units.mean() <= error else "MISSED"
+        print(f"{name}, {quantity}: recommended - {best} = {units.mean():+.4f} (standard error {error:.4f})  {verdict}")
     for other in results[0].stated:
         print(f"{name}, over {other}: {describe([r.stated[other] for r in results])}", flush=True)
 

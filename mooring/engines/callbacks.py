@@ -164,12 +164,13 @@ class KeepBest(Callback):
 
 
 def selection_loss(by: str, evaluation: Evaluation) -> float:
-    """What is lowest in the best round: the validation loss, or less the measure where higher is better."""
+    """Return the number that is lowest in the best round: the validation loss, or minus a measure that should be
+    high."""
     if by == LOSS:
         return evaluation.validation_loss
     if by not in evaluation.validation_measures:
-        known = ", ".join((LOSS, *evaluation.validation_measures))
-        raise RequestError(f"select_by = {by!r} is not measured on the validation rows; known here: {known}.")
+        names = ", ".join((LOSS, *evaluation.validation_measures))
+        raise RequestError(f"select_by = {by!r} is not measured on the validation rows; known here: {names}.")
     value = evaluation.validation_measures[by]
     return value if by in ERROR_MEASURES else -value
 

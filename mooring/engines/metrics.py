@@ -70,15 +70,15 @@ def measure_predictions(
     if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
         unit, mean = (clients.target_scale, clients.target_mean) if clients.kind == REGRESSION else (1.0, 0.0)
         y, prediction = y * unit + mean, prediction * unit + mean
-        known = number_metrics(y, prediction, owner, m)
+        scores = number_metrics(y, prediction, owner, m)
     else:
-        known = class_metrics(task, clients.kind, y, prediction, owner, m)
+        scores = class_metrics(task, clients.kind, y, prediction, owner, m)
     for name, metric in metrics.items():
-        known.overall[name] = _apply_metric(name, metric, y, prediction)
+        scores.overall[name] = _apply_metric(name, metric, y, prediction)
         places = [owner == i for i in range(m)]
         values = [_apply_metric(name, metric, y[at], prediction[at]) if at.any() else np.nan for at in places]
-        known.by_client[name] = np.array(values)
-    return known
+        scores.by_client[name] = np.array(values)
+    return scores
 
 
 def _apply_metric(name: str, metric: Metric, y: np.ndarray, prediction: np.ndarray) -> float:
