@@ -96,6 +96,7 @@ FIT_KEYS = {
     "best_round": "by validation loss",
     "last_round": "number of rounds",
     "privacy": "epsilon, delta, clip and noise of a private run",
+    "intervals": "what prediction intervals are made from, if there are any",
     "title": "name of the data",
     "algorithm": "its name",
     "notes": "notes on the data",

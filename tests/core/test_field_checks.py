@@ -36,7 +36,7 @@ def test_what_fits_is_taken(given):
 @pytest.mark.parametrize(
     "given, sentence",
     [
-        ({"lamb": 1}, "method: unknown field 'lamb' (did you mean 'lam'?); known: lam, steps, "),
+        ({"lamb": 1}, "method: unknown hyperparameter 'lamb' (did you mean 'lam'?); known: lam, steps, "),
         ({"steps": 2.5}, "method: steps must be a whole number, got 2.5."),
         ({"steps": True}, "method: steps must be a whole number, got True."),
         ({"eta": "fast"}, "method: eta must be a number, got 'fast'."),
