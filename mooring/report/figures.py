@@ -29,25 +29,23 @@ COLUMN = "improvement_over_local_pct"
 MAX_VECTOR_CLIENTS = 1_000  # clients beyond which an SVG contains their marks as pixels
 
 
-def plot(source: Any, figure_name: str = "improvements") -> Any:
+def plot(source: Any, what: str = "improvements") -> Any:
     """Return a matplotlib figure of the result of `advise` or of its run directory: "improvements" of every client, the
     "path" of lambdas, or the "rows" that a local model needs; of a comparison's directory, its learning "curves"; of a
     mixed model its "caterpillar", "shrinkage", "residuals" and "qq" plots."""
     if hasattr(source, "random_effects"):
-        if figure_name not in MIXED_MODEL_FIGURES:
-            raise RequestError(
-                f"plot: {describe_unknown('figure of a mixed model', figure_name, MIXED_MODEL_FIGURES)}."
-            )
-        return MIXED_MODEL_FIGURES[figure_name](source)
+        if what not in MIXED_MODEL_FIGURES:
+            raise RequestError(f"plot: {describe_unknown('figure of a mixed model', what, MIXED_MODEL_FIGURES)}.")
+        return MIXED_MODEL_FIGURES[what](source)
     drawings = {"improvements": draw_improvements, "path": draw_path, "rows": draw_rows_needed}
-    if figure_name == CURVES_FIGURE and isinstance(source, str | Path):
+    if what == CURVES_FIGURE and isinstance(source, str | Path):
         return draw_curves(open_run(source))
-    if figure_name not in drawings:
+    if what not in drawings:
         names = [*drawings, CURVES_FIGURE]
         raise RequestError(
-            f"plot: {describe_unknown('figure', figure_name, names)}; '{CURVES_FIGURE}' is of a comparison's directory."
+            f"plot: {describe_unknown('figure', what, names)}; '{CURVES_FIGURE}' is of a comparison's directory."
         )
-    return drawings[figure_name](open_run(source).advice if isinstance(source, str | Path) else source.record)
+    return drawings[what](open_run(source).advice if isinstance(source, str | Path) else source.record)
 
 
 def draw_images(run: str | Path) -> list[Path]:
