@@ -10,6 +10,7 @@ and at most about 20% under P2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ import torch
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.core.field_checks import describe_unknown
 from mooring.core.seeds import client_key, generator
+from mooring.core.user_code import is_spec, load_python
 from mooring.data import partitions
 from mooring.data.benchmark_datasets import BenchmarkDataset, PixelScale, load_benchmark
 from mooring.data.clients import CLASSES, Clients
@@ -25,6 +28,9 @@ from mooring.data.clients import CLASSES, Clients
 DEFAULT_NUM_CLIENTS = 100  # unless the data set has its own
 PROTOCOLS = ("P1", "P2")
 PARTITIONS = ("classes", "shards", "dirichlet", "dirichlet_equal", "iid", "powerlaw", "group")
+
+
+ENTRY_POINT_GROUP = "mooring.partitions"  # under which an installed package offers partitions
 
 
 def load_image_dataset(
@@ -139,8 +145,10 @@ def _sources(
 
 
 def _check(partition: str | None, protocol: str, test: float, validation: float) -> None:
-    if partition is not None and partition not in PARTITIONS:
-        raise RequestError(f"unknown partition {partition!r}; known are {', '.join(PARTITIONS)}.")
+    if partition is not None and partition not in PARTITIONS and not is_spec(partition):
+        offered = sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP))
+        if partition not in offered:
+            raise RequestError(f"{describe_unknown('partition', partition, [*PARTITIONS, *offered])}.")
     if protocol not in PROTOCOLS:
         raise RequestError(f"protocol must be P1 (own test rows) or P2 (common test set), got {protocol!r}.")
     if not (test >= 0 and validation >= 0 and test + validation < 1):
@@ -170,6 +178,8 @@ def _assign_rows(partition, y, group, clients, classes_per_client, alpha, expone
     if partition == "group":
         return partitions.by_group(group, clients=clients, least=least, seed=seed)
     clients = DEFAULT_NUM_CLIENTS if clients is None else clients
+    if partition not in PARTITIONS:
+        return _assign_by_plugin(partition, y, clients, seed)
     rows_by_client = {
         "classes": lambda: partitions.classes_per_client(y, clients, classes_per_client, seed),
         "shards": lambda: partitions.shards(y, clients, classes_per_client, seed),
@@ -184,6 +194,22 @@ def _assign_rows(partition, y, group, clients, classes_per_client, alpha, expone
             f"partition '{partition}' leaves a client of {clients} with {smallest} rows; at least {least} are needed: "
             f"take fewer clients or a smaller least."
         )
+    return rows_by_client
+
+
+def _assign_by_plugin(partition: str, y: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
+    """The rows of each client by a function of the user's own or of an installed package: f(y, clients, seed)."""
+    if is_spec(partition):
+        assign = load_python(partition, "partition")
+    else:
+        assign = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=partition))).load()
+    rows_by_client = [np.asarray(rows) for rows in assign(y, clients, seed)]
+    every = np.concatenate(rows_by_client) if rows_by_client else np.empty(0, dtype=np.int64)
+    if len(rows_by_client) != clients or any(len(rows) == 0 for rows in rows_by_client):
+        counts = [len(rows) for rows in rows_by_client]
+        raise RequestError(f"partition {partition!r} must give rows to each of {clients} clients, got {counts[:10]}.")
+    if every.dtype.kind not in "iu" or every.min() < 0 or every.max() >= len(y) or len(np.unique(every)) < len(every):
+        raise RequestError(f"partition {partition!r} must give row numbers from 0 to {len(y) - 1}, each at most once.")
     return rows_by_client
 
 

@@ -73,12 +73,13 @@ def request(
         sections = [{key: value for key, value in entry.items() if key != "resolved"} for entry in sections]
     classes = user_classes([algorithm, *(methods or [])])
     asked_for = [normalize_name(absolute_spec(str(entry).split(" ")[0])) for entry in (algorithm, *(methods or []))]
-    passed = [*options_by_section["task"].values(), *asked_for, *classes]
+    passed = [*options_by_section["task"].values(), *asked_for, *classes, partition_name(options_by_section["data"])]
     if file:
         file_values = {
             part: {k: v for k, v in table[part].items() if k not in options_by_section[part]} for part in table
         }
         code = [*file_values["task"].values(), *(entry["name"] for entry in sections if entry["name"] not in passed)]
+        code.append(partition_name(file_values["data"]))
         check_trusted_files(code, file_values["data"] if reads_source else {}, source, Path(source).parent, trust_code)
     check_trusted_files(
         passed,
@@ -92,6 +93,9 @@ def request(
     for key in ("model", "loss"):
         if key in table["task"]:
             table["task"][key] = absolute_spec(table["task"][key])
+    if is_spec(partition_name(table["data"])):
+        own = absolute_spec(str(partition_name(table["data"])))
+        table["data"]["partition"] = table["data"]["partition"] | {"partition": own}
     table["data"]["source"] = source_name(table["data"].get("source", source))
     # Advice on tables is many small matrices: PyTorch's second thread would only wait, and spin beside busy processes.
     exact = rules.has_advice_section and not is_network
@@ -141,9 +145,13 @@ def has_advise_purpose(path: str | Path) -> bool:
 def user_code_specs(run: RunFile) -> list[str]:
     """The user's own Python files that a run names, as "my_file.py:thing"."""
     methods = [run.algorithm] if run.algorithm else run.algorithms or []
-    return [
-        str(spec) for spec in (run.task.model, run.task.loss, *(method.name for method in methods)) if is_spec(spec)
-    ]
+    named = (run.task.model, run.task.loss, *(method.name for method in methods), partition_name(run.data.model_dump()))
+    return [str(spec) for spec in named if is_spec(spec)]
+
+
+def partition_name(data: Mapping[str, Any]) -> Any:
+    """The name of the partition in a section [data], which may be a file and a function in it; None without one."""
+    return (data.get("partition") or {}).get("partition")
 
 
 def check_trusted_run(run: RunFile, folder: Path, trust_code: bool = False) -> None:

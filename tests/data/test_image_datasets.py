@@ -224,7 +224,7 @@ def test_broken_npz_files_are_named(tmp_path):
     ("options", "says"),
     [
         ({"name": "minst"}, "unknown data set 'minst'; known are digits, mnist"),
-        ({"partition": "random"}, "unknown partition 'random'; known are classes"),
+        ({"partition": "random"}, "unknown partition 'random'; known: classes"),
         ({"partition": "group"}, "does not know who made its rows"),
         ({"protocol": "P3"}, r"protocol must be P1 \(own test rows\) or P2"),
         ({"test": 0.0, "protocol": "P2"}, "needs a test share above 0"),

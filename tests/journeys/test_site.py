@@ -14,6 +14,7 @@ from tests.journeys.pages import run_page
 from tests.support.repository import ROOT
 
 ELSEWHERE = {  # pages that other tests go through, or that only show what is done elsewhere
+    "adding-a-partition.md": "tests/data/test_partition_plugins.py",
     "adding-an-algorithm.md": "tests/test_docs.py",
     "advice.md": "tests/journeys/test_analyst.py",
     "coming-from-lme4.md": "tests/journeys/test_statistician.py",
