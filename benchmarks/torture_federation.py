@@ -3,7 +3,7 @@
     nice python -m benchmarks.torture_federation [--only kills,slow] [--write]
 
 Each row runs the tests that it names, one after another, and counts how many of them held. Some need root for network
-namespaces and are skipped elsewhere. `--write` puts the table into docs/reliability.md.
+namespaces and are skipped elsewhere. `--write` puts the table into docs/reliability-machines.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reliability-machines.md"
 BEGIN, END = (
     "<!-- written by python -m benchmarks.torture_federation --write -->",
     "<!-- end of the trials of federations -->",
@@ -52,7 +52,7 @@ def run_trial(trial: Trial) -> str:
     files, _, names = trial.tests.partition(" -k ")
     arguments = [f"{FOLDER}/{file}" for file in files.split()] + (["-k", names] if names else [])
     begin = time.monotonic()
-    options = ["-q", "-m", "slow or not slow", "-p", "no:cacheprovider"]
+    options = ["-m", "slow or not slow", "-p", "no:cacheprovider"]
     process = subprocess.run([sys.executable, "-m", "pytest", *options, *arguments], capture_output=True, text=True)
     summary = process.stdout.strip().splitlines()[-1]
     counts = {outcome: int(number) for number, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", summary)}

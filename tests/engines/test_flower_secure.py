@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
-from mooring.engines.flower import messages, secure_client, secure_sums, server_run
+from mooring.engines.flower import client_requests, messages, secure_client, secure_sums, server_run
 from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.keys import Identity
 from mooring.engines.flower.messages import Payload, from_records
@@ -218,6 +218,20 @@ def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  #
     result = run_federation(run, LocalGrid(homes), tmp_path / "run")
     here = fit(table, algorithm="fedavg", settings=eta, **HOW | {"rounds": ROUNDS, "checkpoint": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-9, atol=1e-9)
+
+
+def test_random_numbers_end_a_secure_run_in_a_sentence(table, tmp_path, clock, monkeypatch):  # noqa: F811
+    """Nobody can tell them from a masked vector, and so nobody knows who sent them."""
+    usual = client_requests.REQUEST_HANDLERS[messages.SECURE_UPDATE]
+
+    def lie(home, payload):
+        reply = usual(home, payload)
+        noise = torch.randint(-(2**62), 2**62, reply.tensors["masked"].shape)
+        return reply._replace(tensors={"masked": noise}) if home.name == "site 2" else reply
+
+    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, messages.SECURE_UPDATE, lie)
+    with pytest.raises(WorkError, match="one of site 0, site 1, site 2, site 3 sent random numbers"):
+        run_secure(table, tmp_path)
 
 
 def test_what_secure_rules_out(table, tmp_path, clock):  # noqa: F811

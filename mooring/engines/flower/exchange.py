@@ -138,6 +138,12 @@ class FlowerExchange:
         pattern = flatten("message", self.pattern)
         if len(found.total) != sum(part.numel() for part in pattern.values()):
             raise WorkError(f"round {round.t}: the clients' messages have {len(found.total)} entries.")
+        if not bool((abs(found.total) <= self.options.secure_range * len(found.survivors)).all()):
+            raise WorkError(
+                f"round {round.t}: the secure sum is larger than its clients' messages may be: one of "
+                f"{', '.join(found.survivors)} sent random numbers, and secure sums do not show which. Start a new run "
+                "without a client that you suspect."
+            )
         mean = rebuild_tree("message", split_vector(found.total / weight, pattern))
         meter = CostMeter()
         for fields in found.fields.values():
