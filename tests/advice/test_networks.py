@@ -17,6 +17,7 @@ from mooring.advice.candidates.network_candidates import (
     StopBelowMedian,
     list_variants,
     make_algorithm,
+    train_local,
 )
 from mooring.advice.evaluation.networks import NetworkCheckpoint, choose_from_checkpoint, row_errors
 from mooring.advice.reporting.setting_summary import as_algorithm
@@ -90,6 +91,22 @@ def test_a_pull_makes_steps_smaller():
     plan = NetworkPlan({"eta": 0.5, "batch": 8})
     assert make_algorithm(Setting("ditto", 3.0), plan).eta == pytest.approx(1 / (1 / 0.5 + 3.0))
     assert make_algorithm(Setting("fedper", 0.0), plan).eta == 0.5
+
+
+@pytest.mark.parametrize("chosen,given,better", [({"eta": 1e-6}, {}, "given"), ({"eta": 0.3}, {"eta": 1e-6}, "chosen")])
+def test_local_models_keep_the_better_of_two_local_trainings(chosen, given, better):
+    """Steps that suit FedAvg and not a client by itself do not weaken the models that personal ones are compared to."""
+    clients = make_clients()
+    job = prepare(request(clients, purpose="advise", model=net, threads=1, rounds=6), clients, net)
+
+    def train(work, given):
+        plan = NetworkPlan(work)
+        return train_local(job, given, plan, Progress(lambda *line: None, 2, lambda: 0.0)).outcome.state.best, plan
+
+    (best, plan), (of_chosen, _), (of_given, _) = train(chosen, given), train(chosen, chosen), train(given, given)
+    assert of_chosen != of_given and best == min(of_chosen, of_given)
+    assert best == (of_given if better == "given" else of_chosen)
+    assert (plan.local["eta"] == chosen["eta"]) == (better == "chosen")
 
 
 def test_progress_names_the_step_and_estimates_the_time_left():

@@ -10,8 +10,10 @@
 
 Step size, epochs, batch and optimizer are those that the user gives. What is not given is chosen first: FedAvg is
 trained with each variant of a small grid, in one sweep, and the variant of the lowest validation loss serves all
-candidates. A run whose best loss so far is worse than the median of the others at the same round is stopped early, once
-a quarter of its rounds is over (the median rule of Golovin et al., Google Vizier, KDD 2017, Section 3.2.2).
+candidates. Local models are trained with it and with the defaults, and the lower validation loss decides: what suits
+FedAvg may not suit them. A run whose best loss so far is worse than the median of the others at the same round is
+stopped early, once a quarter of its rounds is over (the median rule of Golovin et al., Google Vizier, KDD 2017,
+Section 3.2.2).
 """
 
 from __future__ import annotations
@@ -81,12 +83,14 @@ class NetworkPlan:
     rounds: dict[str, int] = field(default_factory=dict)  # by candidate, on `rows` training rows
     rows: int = 0
     variants: int = 0  # that the grid had
+    local: dict[str, Any] = field(default_factory=dict)  # the fields of local training of the local models
 
     def scaled_rounds(self, setting: Setting, rows: int) -> int:
         """The rounds of a candidate on so many training rows: where a round has a fixed number of steps, as many more
         as there are more rows."""
         most = self.rounds[_key(setting)]
-        return most if self.work.get("epochs") else max(1, round(most * rows / max(self.rows, 1)))
+        work = self.local if setting.family == LOCAL else self.work
+        return most if work.get("epochs") else max(1, round(most * rows / max(self.rows, 1)))
 
 
 class Progress:
@@ -219,14 +223,16 @@ def make_algorithm(setting: Setting, plan: NetworkPlan) -> Any:
         return build("fedprox", work | {"inner": "sgd"}) if setting.value else build("fedavg", work | plan.server)
     if setting.family == MIXTURE:
         return build("apfl", work | {"alpha": setting.value, "adapt": "no", "decay": 0.0})
-    names = {DITTO: "ditto", LAMBDA: "fedprox_personal", FEDPER: "fedper", FEDROD: "fedrod", LOCAL: "local"}
+    if setting.family == LOCAL:
+        return build("local", plan.local)
+    names = {DITTO: "ditto", LAMBDA: "fedprox_personal", FEDPER: "fedper", FEDROD: "fedrod"}
     return build(names[setting.family], work)
 
 
 def iterate_candidates(
-    job: Job, plan: NetworkPlan, first: TrainedModels, progress: Progress
+    job: Job, given: Mapping[str, Any], plan: NetworkPlan, first: TrainedModels, progress: Progress
 ) -> Iterator[SettingModels]:
-    """Every candidate's models; `first` is FedAvg's training, and `plan.rounds` is filled in."""
+    """Every candidate's models; `first` is FedAvg's training; `plan.rounds` and `plan.local` are filled in."""
     known: StatisticsCache = {}
     curves: dict[str, dict[int, float]] = {}
     w = first.common
@@ -236,17 +242,36 @@ def iterate_candidates(
     lam = resolve_for_job(build("fedprox_personal", {}), job, known)[0].lam
     lams = [factor * lam for factor in LAMBDA_FACTORS]
     yield from train_lambda_path(job, w, lams, plan, progress)
-    for setting in [*list_settings(lam), Setting(LOCAL, 0.0)]:
-        callbacks: list[Callback] = [] if setting.family == LOCAL else [StopBelowMedian(curves, _key(setting))]
+    for setting in list_settings(lam):
+        callbacks: list[Callback] = [StopBelowMedian(curves, _key(setting))]
         try:
             algorithm = make_algorithm(setting, plan)
             ready, exchange, server = resolve_for_job(algorithm, job, known)
             trained = train(job, ready, exchange, TrainingState(server), None, progress.step(algorithm.name), callbacks)
         except (RequestError, Diverged):
-            if setting.family == LOCAL:
-                raise
             continue  # this algorithm is not for this network or optimizer
         yield _remember(plan, setting, trained)
+    yield _remember(plan, Setting(LOCAL, 0.0), train_local(job, given, plan, progress))
+
+
+def train_local(job: Job, given: Mapping[str, Any], plan: NetworkPlan, progress: Progress) -> TrainedModels:
+    """Local models with the local training of the plan or the default one, whichever has the lower validation loss."""
+    default = {name: value for name, value in given.items() if name in WORK_FIELDS}
+    runs: list[tuple[dict[str, Any], TrainedModels]] = []
+    error: Diverged | None = None
+    for work in (plan.work, default):
+        ready, exchange, server = resolve_for_job(build("local", work), job)
+        try:
+            trained = train(job, ready, exchange, TrainingState(server), None, progress.step("local"))
+        except Diverged as diverged:
+            error = diverged
+            continue
+        runs.append((work | {"eta": ready.eta, "batch": ready.batch}, trained))
+    if not runs:
+        assert error is not None
+        raise error
+    plan.local, best = min(runs, key=lambda run: run[1].outcome.state.best)
+    return best
 
 
 def _remember(plan: NetworkPlan, setting: Setting, trained: TrainedModels) -> SettingModels:

@@ -83,7 +83,7 @@ def network_evidence(
     with `folds` = 1 on the first of FOLDS only. `done` and `save` are those of `cross_fit`: number 0 is the choice.
     """
     checkpoints, save = dict(done or {}), save or (lambda number, what: None)
-    trainings = (0 if 0 in checkpoints else 3 + len(list_settings(0.0))) + TRAININGS_PER_TRIPLE * (1 + folds)
+    trainings = (0 if 0 in checkpoints else 4 + len(list_settings(0.0))) + TRAININGS_PER_TRIPLE * (1 + folds)
     progress = Progress(tell, trainings, time.perf_counter)
     if 0 not in checkpoints:
         checkpoints[0] = evaluate_candidates(job, given, progress)
@@ -125,7 +125,7 @@ def evaluate_candidates(job: Job, given: Mapping[str, Any], progress: Progress) 
         raise RequestError(f"{clients.title}: there are no validation rows to choose a plan by.")
     held, settings, losses, errors = clients.validation.compact(), [], [], []
     plan, first = choose_local_training(job, given, progress, {})
-    for models in iterate_candidates(job, plan, first, progress):
+    for models in iterate_candidates(job, given, plan, first, progress):
         settings.append(models.setting)
         losses.append(row_losses(job.task, models.v, held))
         if selects_by_accuracy(job):
