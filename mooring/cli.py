@@ -14,7 +14,7 @@ from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.logs import LOGGER
-from mooring.core.trust import CONFIRMATIONS
+from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
 
 for part in ("training", "models", "data", "papers", "reference", "federation"):  # in the order of `mooring --help`

@@ -38,7 +38,7 @@ from mooring.advice.reporting.tables import (
     curve_as_lists,
     evaluate_test_rows,
     lambda_path_table,
-    loss_unit,
+    loss_scale,
     recommended_models,
     summarize,
     summarize_theory,
@@ -234,7 +234,7 @@ def run_advice(
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
     effects = measure_effects(job, evidence.shape, models.global_)
     headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve, effects)
-    table = lambda_path_table(choice, loss_unit(job))
+    table = lambda_path_table(choice, loss_scale(job))
     run = None if directory is None else directory.path
     answer = headline, words, run, access.writes_models
     advice = AdviceResult(job, summary, frame, models, choice, evidence, table, theory, effects, curve, *answer)

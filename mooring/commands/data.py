@@ -10,7 +10,7 @@ import typer
 
 from mooring.commands.common import app, parse_task_settings, print_json
 from mooring.core.errors import RequestError
-from mooring.core.trust import CONFIRMATIONS
+from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.options import DATA, Json, SetTask, Source, TrustCode, add_options, example
 
 TABLE_OPTIONS = tuple(name for name in DATA if name not in ("partition", "data_dir", "min_category_rows"))
@@ -113,7 +113,7 @@ def local_page(
     from mooring.runs.directory import check_writable
 
     try:
-        from mooring.app.server import serve as show
+        from mooring.app.web_server import serve as show
     except ModuleNotFoundError as missing:
         if missing.name not in ("starlette", "uvicorn"):
             raise

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from mooring.core.errors import RequestError
-from mooring.core.trust import read_trusted_code
+from mooring.core.trusted_files import read_trusted_code
 
 SPEC_PATTERN = re.compile(r"^.+\.py:[A-Za-z_]\w*$")
 COPY_PREFIX = "code-"  # begins the name of a copy in a run directory

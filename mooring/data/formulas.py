@@ -198,7 +198,7 @@ def evaluate_terms(
     columns = pd.DataFrame(np.asarray(matrix, dtype=float), columns=[str(name) for name in matrix.columns])
     wrong = np.argwhere(~np.isfinite(columns.to_numpy()))
     if len(wrong):
-        row, name = rows.place(int(rows.positions[wrong[0][0]])), plain_name(str(columns.columns[wrong[0][1]]))
+        row, name = rows.place(int(rows.positions[wrong[0][0]])), name_as_written(str(columns.columns[wrong[0][1]]))
         raise RequestError(
             f"{row}: '{name}' of the formula is not a finite number there; leave the row out, or choose a "
             "transformation that is defined for its values."
@@ -258,7 +258,7 @@ def learn_formula(
         levels=levels,
         dates=tuple(name for name, kind in kinds.items() if kind == DATE),
         fills=fills,
-        varying=tuple(plain_name(name) for name in varying),
+        varying=tuple(name_as_written(name) for name in varying),
         all_vary=set(varying) == set(columns.columns),
     )
     return state, _name_columns(columns), present
@@ -315,10 +315,10 @@ def _to_factors(values: dict[str, Any], levels: dict[str, tuple[str, ...]]) -> p
 
 def _name_columns(columns: pd.DataFrame) -> pd.DataFrame:
     """The columns without the intercept, by their names in the formula."""
-    return columns.drop(columns=INTERCEPT).rename(columns=plain_name)
+    return columns.drop(columns=INTERCEPT).rename(columns=name_as_written)
 
 
-def plain_name(name: str) -> str:
+def name_as_written(name: str) -> str:
     """A column's name as its formula was written."""
     return name.replace(EXTRAPOLATION, "").replace(EXTRAPOLATION.replace("'", '"'), "")
 

@@ -84,7 +84,7 @@ class LoadOptions:
         """Return the formats of a table's cells; with an earlier run's `schema`, those of that run."""
         return CellReading(
             text=frozenset(text_columns(schema)),
-            names=frozenset(name_columns(self.client, schema)),
+            names=frozenset(client_name_columns(self.client, schema)),
             categorical=frozenset(self.categorical),
             decimal=self.decimal or "",
             decimal_hint=schema.decimal if schema else "",
@@ -104,7 +104,7 @@ def text_columns(schema: Schema | SchemaPlan | None) -> set[str]:
     return {*levels, *(column.name for column in schema.columns if column.kind == CATEGORY and not column.part)}
 
 
-def name_columns(client: str | None, schema: Schema | None) -> set[str]:
+def client_name_columns(client: str | None, schema: Schema | None) -> set[str]:
     """Return the columns of a file that may contain the clients' names."""
     return {name for name in (client, "client", schema.client if schema else None) if name is not None}
 

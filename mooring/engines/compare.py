@@ -20,7 +20,7 @@ from mooring.engines.fit_result import TrainedModels
 from mooring.engines.fit_tables import mean_known_loss, rounds_frame
 from mooring.engines.loop import TrainingSteps, resolve
 from mooring.engines.metrics import compute_metrics, mean_improvement
-from mooring.engines.participation import check_participation, cohort_size
+from mooring.engines.participation import cohort_size, refuse_partial_participation
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, hyperparameters, request, user_classes
@@ -109,7 +109,7 @@ def compare(
     )
     job = prepare(run, *inputs)
     for algorithm in job.algorithms():
-        check_participation(algorithm, job.plan, len(job.clients))
+        refuse_partial_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create_run(out, initial_files(job))
     with nullcontext() if directory is None else directory_lock(directory.path):
         return run_comparison(job, inputs, directory, progress_function(progress))

@@ -22,7 +22,7 @@ from mooring.engines.fit_result import FitResult
 from mooring.engines.fit_tables import clients_frame, overall_loss, rounds_frame, test_losses
 from mooring.engines.loop import resolve
 from mooring.engines.metrics import CONFIDENCE_LEVEL, Metric, compute_metrics, mean_improvement
-from mooring.engines.participation import check_participation
+from mooring.engines.participation import refuse_partial_participation
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.privacy import DEFAULT_DELTA
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
@@ -98,7 +98,7 @@ def start_fit(
     """Run a new fit, with clients in this process unless another exchange reaches them."""
     exchange = make_simulator(job) if exchange is None else exchange
     requested = job.algorithms()[0]
-    check_participation(requested, job.plan, len(exchange.roster))
+    refuse_partial_participation(requested, job.plan, len(exchange.roster))
     algorithm, server = resolve(requested, job.task, exchange, job.plan.seed)
     job = replace(job, run=with_resolved(job.run, algorithm))
     directory = None if out is None else create_run(out, initial_files(job))

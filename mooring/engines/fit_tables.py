@@ -30,12 +30,12 @@ def clients_frame(roster: ClientRoster, losses: dict[str, Tensor], trained: Trai
             "improvement_over_local_pct": improvement_pct(losses["local"].numpy(), losses["personal"].numpy()),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.used.alpha is None else trained.used.alpha.numpy(),
-            "left_out": describe_left_out(trained.outcome.state, len(roster)),
+            "left_out": describe_unused_replies(trained.outcome.state, len(roster)),
         }
     )
 
 
-def describe_left_out(progress: TrainingState, m: int) -> list[str | None]:
+def describe_unused_replies(progress: TrainingState, m: int) -> list[str | None]:
     """Return, for each client with unusable replies, the number of rounds and the last reason."""
     rounds = {place: f"{count} round{'s' * (count > 1)}" for place, count in progress.left_out.items()}
     return [f"{rounds[i]}: {progress.offenders[i]}" if i in rounds else None for i in range(m)]

@@ -25,7 +25,7 @@ from mooring.data.clients import PARTS
 from mooring.engines.callbacks import Callback, check_aggregation, list_clients, plan_callbacks
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Exchange, Replies, Scores
 from mooring.engines.local_update import NOT_FINITE
-from mooring.engines.participation import check_participation, draw_cohort
+from mooring.engines.participation import draw_cohort, refuse_partial_participation
 from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.reply_checks import check_statistics, check_weights
 from mooring.engines.training_state import (
@@ -134,7 +134,7 @@ def start_training(
 ) -> Training:
     """Check the plan, and evaluate the first model where the run is at its beginning."""
     roster = exchange.roster
-    check_participation(algorithm, plan, len(roster))
+    refuse_partial_participation(algorithm, plan, len(roster))
     check_aggregation(algorithm, plan)
     callbacks = plan_callbacks(algorithm, plan, len(roster)) if callbacks is None else callbacks
     training = Training(algorithm, exchange, plan, state, callbacks)

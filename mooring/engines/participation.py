@@ -50,7 +50,7 @@ def cohort_size(plan: TrainingPlan, m: int) -> int:
     return max(count, 1)
 
 
-def check_participation(algorithm: AnyAlgorithm, plan: TrainingPlan, m: int) -> None:
+def refuse_partial_participation(algorithm: AnyAlgorithm, plan: TrainingPlan, m: int) -> None:
     """Refuse partial participation where the algorithm needs every client."""
     if cohort_size(plan, m) < m and (algorithm.full_participation or algorithm.pooled):
         raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")

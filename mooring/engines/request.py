@@ -19,7 +19,7 @@ import torch
 from mooring.algorithms.base import Algorithm, AnyAlgorithm, build, normalize_name, reference_of
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.trust import check_trusted
+from mooring.core.trusted_files import check_trusted
 from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import absolute_spec, add_imported_files, find_copy, is_spec, spec_of
 from mooring.data.datasets import is_dataset_name

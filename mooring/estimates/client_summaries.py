@@ -173,7 +173,7 @@ def fit_covariance(fits: LocalFits) -> Tensor:
     return torch.where(has_fit[:, None, None], (cov + cov.mT) / 2, torch.nan)
 
 
-def shaped_covariance(fits: LocalFits) -> Tensor:
+def hessian_shaped_covariance(fits: LocalFits) -> Tensor:
     """[m, d, d]: H^-1 scaled to the trace of `fit_covariance`.
 
     The trace is what debiasing needs. For the spread of an estimate the products of covariances matter, and there the

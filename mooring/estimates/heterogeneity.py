@@ -5,8 +5,8 @@
 
 for the clients at hand (they are not a sample of others; only their records are random). Fits scatter even if all
 w*_i are equal: E sum_i p_i |w_i - wbar|^2 = R^2 + sum_i p_i (1 - p_i) tr Cov(w_i). Each client estimates its part of
-the second term (`client_summaries.py`), which is subtracted; `quadratic_form.py` computes the interval. Each client
-sends a model and its covariance.
+the second term (`client_summaries.py`), which is subtracted; `squared_length_interval.py` computes the interval.
+Each client sends a model and its covariance.
 
 Norms are those of the coefficients, so R changes with the units of the features: standardize them first.
 
@@ -25,12 +25,12 @@ from mooring.estimates.client_summaries import (
     ClientSummary,
     LocalFits,
     fit_covariance,
+    hessian_shaped_covariance,
     local_fits,
-    shaped_covariance,
     trace,
 )
 from mooring.estimates.estimate import Estimate, unidentified
-from mooring.estimates.quadratic_form import QuadraticForm, confidence_interval, noise_quantile
+from mooring.estimates.squared_length_interval import QuadraticForm, confidence_interval, noise_quantile
 from mooring.theory.weights import check_weights
 
 SELECTION_WARNING = "The largest of many noisy distances tends to be too large; only the interval allows for that."
@@ -43,7 +43,7 @@ def estimate_radius(summary: ClientSummary, p: Tensor | None = None, level: floa
     p = resolve_client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
-    form = _between(fits.fit, shaped_covariance(fits), trace(fit_covariance(fits)), fits.freedom, p)
+    form = _between(fits.fit, hessian_shaped_covariance(fits), trace(fit_covariance(fits)), fits.freedom, p)
     return _rooted(form, level, "debiased fits", _warnings(fits))
 
 
@@ -79,7 +79,7 @@ def estimate_diameter(summary: ClientSummary, level: float = 0.95) -> Estimate:
     if problem := _undetermined(fits):
         return problem
     v = trace(fit_covariance(fits))
-    form = _each(fits.fit - fits.fit.mean(0), shaped_covariance(fits), v, 2 * v**2 / fits.freedom)
+    form = _each(fits.fit - fits.fit.mean(0), hessian_shaped_covariance(fits), v, 2 * v**2 / fits.freedom)
     reach = torch.from_numpy(np.sqrt(noise_quantile(form, level ** (1 / len(v)))))
     best = torch.zeros(3, dtype=torch.float64)
     for rows in torch.arange(len(v)).split(PAIR_BLOCK_CLIENTS):
@@ -122,7 +122,7 @@ def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor)
 
 def _from_average(fits: LocalFits, p: Tensor) -> tuple[Tensor, QuadraticForm]:
     """w_i - wbar, and the squares |w_i - wbar|^2."""
-    v, cov = trace(fit_covariance(fits)), shaped_covariance(fits)
+    v, cov = trace(fit_covariance(fits)), hessian_shaped_covariance(fits)
     shrink = 1 - 2 * p
     contrast = shrink[:, None, None] * cov + (p**2 @ cov.flatten(1)).view(cov.shape[1:])
     bias = shrink * v + (p**2 * v).sum()

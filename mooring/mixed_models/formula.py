@@ -14,7 +14,7 @@ from mooring.data.formulas import (
     RowPlaces,
     evaluate_terms,
     extrapolate_splines,
-    plain_name,
+    name_as_written,
     required_columns,
 )
 
@@ -75,8 +75,8 @@ def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices
         np.zeros((len(y), 0)) if z is None else np.asarray(z, dtype=float),
         code,
         clients,
-        [plain_name(name) for name in x.columns],
-        [] if z is None else [plain_name(name) for name in z.columns],
+        [name_as_written(name) for name in x.columns],
+        [] if z is None else [name_as_written(name) for name in z.columns],
         len(frame) - len(complete),
         transforms,
         levels,

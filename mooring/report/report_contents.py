@@ -165,7 +165,7 @@ def of_advice(directory: RunDirectory) -> ReportContents:
         level=summary["level"],
         client_level=summary["client_level"],
         margin=summary["margin"],
-        path=path_of(advice),
+        path=lambda_path_curve(advice),
         curve=advice.get("learning_curve"),
         effects=advice.get("column_effects") or [],
         theory=theory,
@@ -357,7 +357,7 @@ def coefficients(directory: RunDirectory) -> dict[str, Any] | None:
     return {"names": names, "global": models.common.tolist(), "personal": models.personal.tolist()}
 
 
-def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
+def lambda_path_curve(advice: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return held-out losses by lambda, of local models and of the global one, of the plan, and of every client if
     known."""
     path = frame_from_rows(advice["path"])

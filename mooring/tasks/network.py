@@ -29,7 +29,7 @@ from mooring.core.task import (
     TrainingSteps,
     layout_of,
 )
-from mooring.tasks.fused import per_client, perceptron_numba, perceptron_torch
+from mooring.tasks.fused import per_client, perceptron_numba, perceptron_per_client
 from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
 from mooring.tasks.network_inputs import (
     BUFFERS,
@@ -436,7 +436,7 @@ class NetworkTask(Task):
         elif self.is_perceptron:
             net = self._net()
             with net.quick():
-                per_client.stay(perceptron_torch.client(net), net.labels, v, *how, ridge=self.ridge)
+                per_client.stay(perceptron_per_client.client(net), net.labels, v, *how, ridge=self.ridge)
         else:
             work = per_client.make_module_update(self.module, self._places(), self._loss_of_one)
             per_client.stay(work, per_client.keep_labels, v, *how, ridge=self.ridge)
@@ -447,14 +447,14 @@ class NetworkTask(Task):
             perceptron_numba.mix(net, *how)
             return
         with net.quick():
-            per_client.mix(perceptron_torch.make_mixture_update(net), net.labels, *how)
+            per_client.mix(perceptron_per_client.make_mixture_update(net), net.labels, *how)
 
     def _compiled(self, rows: Rows) -> bool:
         return self.kernels == "numba" and self.compiles and perceptron_numba.can_read(rows)
 
-    def _net(self) -> perceptron_torch.Perceptron:
+    def _net(self) -> perceptron_per_client.Perceptron:
         assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
-        return perceptron_torch.Perceptron(self.module, self._places(), self._loss_of_one, self.classifies)
+        return perceptron_per_client.Perceptron(self.module, self._places(), self._loss_of_one, self.classifies)
 
     def _places(self) -> dict[str, slice]:
         return {part.name: part.place for part in self.layout}

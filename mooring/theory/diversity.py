@@ -109,7 +109,7 @@ def _gradient_sizes(grads: ArrayLike) -> tuple[NDArray, NDArray]:
     return np.mean(np.sum(grads**2, axis=2), axis=1), np.sum(grads.mean(axis=1) ** 2, axis=1)
 
 
-def disagreement_upper(x: ArrayLike, radius: float) -> float:
+def hypothesis_disagreement_upper(x: ArrayLike, radius: float) -> float:
     """Upper bound on lambda_H(S) for linear models with |w| <= radius on the records x [n, d]."""
     x = np.asarray(x, dtype=float)
     return float(2 * radius * np.linalg.norm(x, ord=2) / np.sqrt(len(x)))

@@ -21,9 +21,9 @@ from numpy.typing import ArrayLike
 from mooring.theory.weights import require_positive
 
 
-def truth_to_prox(gradient: ArrayLike, offset: ArrayLike, mu: float, lam: float) -> float:
+def truth_to_prox_bound(gradient: ArrayLike, offset: ArrayLike, mu: float, lam: float) -> float:
     """Lemma C.6, for gradient = grad L_i(w*_i) and offset = w*_i - w."""
-    require_positive("truth_to_prox", curvature=mu + lam)
+    require_positive("truth_to_prox_bound", curvature=mu + lam)
     return 2 / (mu + lam) * float(np.linalg.norm(np.asarray(gradient, float) + lam * np.asarray(offset, float)))
 
 

@@ -15,7 +15,7 @@ from mooring.advice.candidates.lambda_path_iterative import (
     solve_large_path,
     solve_nonsmooth_path,
 )
-from mooring.advice.candidates.weighted_squares import sum_weighted_squares
+from mooring.advice.candidates.weighted_outer_products import sum_weighted_squares
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
@@ -219,7 +219,7 @@ def test_block_by_block_models_alone_are_the_same(monkeypatch):
 
 
 def test_weighted_squares_are_sums_of_outer_products(monkeypatch):
-    monkeypatch.setattr("mooring.advice.candidates.weighted_squares.CACHE_NUMBERS", 40)
+    monkeypatch.setattr("mooring.advice.candidates.weighted_outer_products.CACHE_NUMBERS", 40)
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((17, 3)), rng.standard_normal((17, 4))
     wanted = np.einsum("nc,ni,nj->cij", weight, x, x)

@@ -14,7 +14,7 @@ from mooring.estimates.client_summaries import (
     fit_covariance,
     fit_from_stats,
     fit_logistic,
-    shaped_covariance,
+    hessian_shaped_covariance,
     trace,
 )
 from mooring.estimates.firth import fit_firth
@@ -54,7 +54,7 @@ def test_least_squares_covariances_are_those_of_statsmodels(clients):
 
 def test_shape_keeps_the_trace(clients):
     fits = fit_from_stats(compute_linear_stats(clients[0]))
-    torch.testing.assert_close(trace(shaped_covariance(fits)), trace(fit_covariance(fits)))
+    torch.testing.assert_close(trace(hessian_shaped_covariance(fits)), trace(fit_covariance(fits)))
 
 
 def test_clients_with_too_few_rows_or_a_constant_column_are_undetermined():

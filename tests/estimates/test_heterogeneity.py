@@ -21,8 +21,13 @@ from mooring.estimates.heterogeneity import (
     estimate_radius,
 )
 from mooring.estimates.heterogeneity_likelihood import estimate_radii, estimate_radius_by_likelihood
-from mooring.estimates.quadratic_form import QuadraticForm, confidence_interval, noise_quantile, probability_below
 from mooring.estimates.random_effects import fit_laplace, fit_reml
+from mooring.estimates.squared_length_interval import (
+    QuadraticForm,
+    confidence_interval,
+    noise_quantile,
+    probability_below,
+)
 from mooring.estimates.task_random_effects import SampledRandomEffects
 from mooring.tasks.logistic import Logistic
 from mooring.theory import diversity

@@ -136,12 +136,12 @@ def test_disagreement_between_its_bounds():
         signs = np.array(list(product((-1, 1), repeat=n)))
         exact = 2 * radius * np.linalg.norm(signs @ x / n, axis=1).max()
         lower = theory.disagreement_lower(x, radius)
-        assert lower <= exact * (1 + 1e-12) <= theory.disagreement_upper(x, radius) * (1 + 1e-12)
+        assert lower <= exact * (1 + 1e-12) <= theory.hypothesis_disagreement_upper(x, radius) * (1 + 1e-12)
         assert lower == pytest.approx(exact)
     assert theory.disagreement_lower(np.zeros((4, 2)), 1.0) == 0.0
     line = np.array([[1.0], [-3.0]])
     assert theory.disagreement_lower(line, 1.0) == pytest.approx(4.0)
-    assert theory.disagreement_upper(line, 1.0) == pytest.approx(2 * sqrt(5))
+    assert theory.hypothesis_disagreement_upper(line, 1.0) == pytest.approx(2 * sqrt(5))
 
 
 def test_label_skew():

@@ -7,7 +7,7 @@ import torch
 from mooring.data.generators import HardLogistic
 from mooring.experiments.exact_minimum import minimize_objective
 from mooring.tasks.logistic import Logistic
-from mooring.theory.proximal_estimate import error_bound, error_inequality, truth_to_prox
+from mooring.theory.proximal_estimate import error_bound, error_inequality, truth_to_prox_bound
 
 RIDGE = 0.3
 TASK = Logistic(4, intercept=False, ridge=RIDGE)
@@ -27,7 +27,7 @@ def test_the_prox_of_the_true_average_is_near_each_truth(seed, lam):
     near = TASK.prox(average.expand_as(truth), lam, full)
     for i in range(len(truth)):
         far = float((truth[i] - near[i]).norm())
-        assert far <= truth_to_prox(gradient[i].numpy(), (truth[i] - average).numpy(), RIDGE, lam)
+        assert far <= truth_to_prox_bound(gradient[i].numpy(), (truth[i] - average).numpy(), RIDGE, lam)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mooring.advice.candidates.client_fits import LossDerivatives, differentiate_losses
 from mooring.advice.candidates.lambda_path_iterative import choose_path_solver
-from mooring.advice.candidates.weighted_squares import sum_weighted_squares
+from mooring.advice.candidates.weighted_outer_products import sum_weighted_squares
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError

@@ -51,7 +51,7 @@ class RecommendedModels(NamedTuple):
     plan: list[Setting]  # each client's, of the recommended model
 
 
-def loss_unit(job: Job) -> float:
+def loss_scale(job: Job) -> float:
     """What turns losses of the task into those in the target's own units."""
     return job.clients.target_scale**job.task.unit_power
 
@@ -103,7 +103,7 @@ def clients_frame(
     job: Job, models: RecommendedModels, choice: Choice, evidence: Evidence, recommendations: Recommendations
 ) -> pd.DataFrame:
     """One row per client: the recommendation, its improvements with intervals, losses, the plan in numbers."""
-    clients, unit = job.clients, loss_unit(job)
+    clients, unit = job.clients, loss_scale(job)
     sizes = {part: getattr(clients, part).size.numpy() for part in PARTS}
     rows = sum(sizes.values())
     kinds = {setting: effective_family(setting, choice.priors) for setting in set(models.plan)}
@@ -158,7 +158,7 @@ def as_percent(improvement: Any, loss: Any) -> Any:
 
 def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, recommendations: Recommendations) -> dict[str, Any]:
     """The federation in numbers: held-out losses, improvements of the recommended models, who should use what."""
-    options, unit = advice_options(job), loss_unit(job)
+    options, unit = advice_options(job), loss_scale(job)
     losses = {name: unit * loss for name, loss in recommendations.loss.items()}
     return {
         **losses,
@@ -196,7 +196,7 @@ def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModel
     clients = job.clients
     if clients.has_random_parts or int(clients.test.size.sum()) == 0:
         return {"test": None, "measures": {}}
-    sums, unit = sum_losses(job.task, clients.test, compared), loss_unit(job)
+    sums, unit = sum_losses(job.task, clients.test, compared), loss_scale(job)
     recommended = sum_losses(job.task, clients.test, compared._replace(personal=models.recommended))
     losses = pooled_losses(sums) | {"recommended": pooled_losses(recommended)[PERSONAL]}
     return {

@@ -289,7 +289,7 @@ def adopt_schema(
     dtype = torch.float64 if wide else torch.float32
     label = torch.int64 if schema.kind in (BINARY, CLASSES) else dtype
 
-    sizes = bound_sizes(messenger, names, replies, (run.federation or FederationSection()).max_rows)
+    sizes = cap_reported_rows(messenger, names, replies, (run.federation or FederationSection()).max_rows)
 
     def counted(part: str) -> Rows:
         size = check_sizes(names, [sizes[name][part] for name in names])
@@ -317,7 +317,7 @@ def adopt_schema(
     return clients
 
 
-def bound_sizes(
+def cap_reported_rows(
     messenger: Messenger, names: tuple[str, ...], replies: dict[str, Payload], max_rows: int | None
 ) -> dict[str, dict[str, int]]:
     """Return the numbers of rows that clients report, by part, at most `max_rows`, or MAX_ROWS_OVER_MEDIAN times the

@@ -1,4 +1,4 @@
-"""Local SGD of a large perceptron by compiled steps: what `perceptron_torch.py` does, without calls between products.
+"""Local SGD of a large perceptron by compiled steps: `perceptron_per_client.py` without calls between products.
 
 A step of such a network takes some hundred microseconds of arithmetic, and sixteen calls of PyTorch with Python between
 them a fifth as much again. Here a client's stay is one compiled call. Products of matrices are still those of the BLAS
@@ -30,7 +30,7 @@ from mooring.core.sgd_step import MixtureUpdate, constant_step_terms
 from mooring.core.threads import map_threads
 from mooring.tasks.fused.linear_numba import compile_primitives, has_wide_registers
 from mooring.tasks.fused.per_client import client_rows
-from mooring.tasks.fused.perceptron_torch import FREE, PLAIN, RELU, Perceptron
+from mooring.tasks.fused.perceptron_per_client import FREE, PLAIN, RELU, Perceptron
 
 LONG, FEW = 300, 32  # inputs from which on, and outputs up to which, scores are faster without BLAS
 MANY = 64  # rows up to which they are

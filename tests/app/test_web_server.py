@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mooring.app import server
+from mooring.app import web_server
 from mooring.app.jobs import FAILED, Job, run_job
 from mooring.core.errors import RequestError
 from tests.app.tables import table
@@ -63,7 +63,7 @@ def client(folder):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        running = server.make_server(server.build_app(folder, TOKEN))
+        running = web_server.make_server(web_server.build_app(folder, TOKEN))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
         yield Client(listening.getsockname()[1])
@@ -172,9 +172,9 @@ def test_it_listens_on_this_machine_only(tmp_path, monkeypatch):
         def run(self, sockets):
             bound.extend(one.getsockname() for one in sockets)
 
-    monkeypatch.setattr(server.uvicorn, "Server", Server)
-    server.serve(tmp_path / "kept", 0, told.append)
-    server.serve(tmp_path / "kept", 0, told.append)
+    monkeypatch.setattr(web_server.uvicorn, "Server", Server)
+    web_server.serve(tmp_path / "kept", 0, told.append)
+    web_server.serve(tmp_path / "kept", 0, told.append)
     assert [host for host, _ in bound] == ["127.0.0.1"] * 2
     first, second = (address.split("/")[3] for address in told)
     assert first != second and len(first) >= 24

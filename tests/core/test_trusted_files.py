@@ -9,7 +9,7 @@ import tomli_w
 
 import mooring
 from mooring.cli import main
-from mooring.core import trust
+from mooring.core import trusted_files
 from mooring.core.errors import RequestError
 from mooring.core.user_code import load_python
 from mooring.engines.compare import resume_comparison
@@ -33,7 +33,7 @@ def new_user(tmp_path, monkeypatch):
 
     def become():
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"user {next(count)}"))
-        monkeypatch.setattr(trust, "_given", set())
+        monkeypatch.setattr(trusted_files, "_given", set())
 
     become()
     return become
@@ -94,7 +94,7 @@ def test_a_strangers_run_directory_runs_no_code(here, new_user, capsys, command)
     mooring.fit("rows.csv", model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
     new_user()
-    trust._remember(trust.DATA, str(here / "rows.csv"))
+    trusted_files._remember(trusted_files.DATA, str(here / "rows.csv"))
     with pytest.raises(SystemExit) as left:
         main(command)
     assert left.value.code == 2 and not ran(here)
@@ -108,7 +108,7 @@ def test_a_comparison_of_a_stranger_runs_no_code(here, new_user):
     mooring.compare("rows.csv", ["local"], model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
     new_user()
-    trust._remember(trust.DATA, str(here / "rows.csv"))
+    trusted_files._remember(trusted_files.DATA, str(here / "rows.csv"))
     with pytest.raises(RequestError, match="--trust-code"):
         resume_comparison("mine")
     assert not ran(here)
@@ -148,7 +148,7 @@ def test_a_compiled_file_beside_trusted_code_is_not_run(here):
     py_compile.compile(str(source), cfile=importlib.util.cache_from_source(str(source)))
     source.write_text(harmless.ljust(size, "#"))
     os.utime(source, (1, 1))
-    trust.trust_code(source)
+    trusted_files.trust_code(source)
     load_python("net.py:make", "model")
     assert not ran(here)
 
@@ -163,7 +163,7 @@ def test_data_stay_inside_the_folder_of_a_run_file(here, new_user, tmp_path):
     (theirs / "link.csv").symlink_to(here / "rows.csv")
     write_toml(theirs / "linked.toml", "theirs/link.csv")
     new_user()
-    trust.trust_code("net.py")
+    trusted_files.trust_code("net.py")
     mooring.fit("theirs/inside.toml")
     for name in ("outside", "up", "linked"):
         with pytest.raises(RequestError, match=rf"{name}\.toml wants to read .*rows\.csv, which is outside its folder"):
@@ -176,7 +176,7 @@ def test_a_person_at_a_terminal_is_asked(here, monkeypatch):
     asked = []
 
     def answer(yes):
-        monkeypatch.setattr(trust, "CONFIRMATIONS", [lambda question: asked.append(question) or yes])
+        monkeypatch.setattr(trusted_files, "CONFIRMATIONS", [lambda question: asked.append(question) or yes])
 
     answer(False)
     with pytest.raises(RequestError):
