@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mooring.core.errors import RequestError
+from mooring.core.natural_order import natural_key
 from mooring.core.papers import BY_KEY, PAPERS
 from mooring.report.markdown import format_brief, format_key_number, format_number, format_record_table, format_table
 from mooring.report.terminal import Display
@@ -180,11 +181,6 @@ def _title(paper: str) -> str:
     return BY_KEY[paper].title if paper in BY_KEY else ""
 
 
-def _order(experiment: str) -> list[Any]:
-    """Return a key that sorts figures and tables by their numbers."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment)]
-
-
 def _paper_page(
     registrations: Mapping[str, Any], claims: Records, past: Records, records: Path, pages: Path, overview: Path
 ) -> str:
@@ -201,7 +197,7 @@ def _paper_page(
     for claim in claims:
         by_experiment.setdefault(claim["experiment"], []).append(claim)
     pictures = Path(os.path.relpath(records, pages))
-    for experiment in sorted(by_experiment, key=_order):
+    for experiment in sorted(by_experiment, key=natural_key):
         past_results = [row for row in past if row["experiment"] == experiment]
         older = [
             claim for claim in registrations["claims"] if claim["experiment"] == experiment and not claim["current"]

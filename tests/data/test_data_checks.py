@@ -94,8 +94,8 @@ def test_copies():
 
 
 def test_names_that_differ_in_case_only():
-    frame = clean().replace({"site": {"s1": "S0 "}})
-    assert hit(run(frame), "warning", "'S0 ' and 's0'", client="s0", column="site")
+    frame = clean().replace({"site": {"s1": "S0"}})
+    assert hit(run(frame), "warning", "'S0' and 's0'", client="s0", column="site")
 
 
 def test_unseen_classes_in_test():

@@ -145,7 +145,7 @@ def test_nan_survives():
          "or the name of a column with each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
          "baselines, checkpoint, checkpoint_every, chunk, clip, delta, device, evaluate_every, kernels, noise, "
-         "participation, patience, rounds, seed, seeds, threads, weight_cap, weights."),
+         "participation, patience, rounds, seed, seeds, select_by, threads, weight_cap, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: advice, algorithm, algorithms, "
          "data, federation, mooring, task, training."),
         ("training", 5, "training must be a table, got 5."),

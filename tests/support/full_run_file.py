@@ -47,6 +47,7 @@ FULL = {
         "device": "cpu",
         "evaluate_every": 2,
         "patience": 3,
+        "select_by": "accuracy",
         "checkpoint": "last",
         "checkpoint_every": 1,
         "threads": 2,

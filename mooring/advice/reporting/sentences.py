@@ -17,6 +17,7 @@ from mooring.advice.reporting.setting_summary import find_prior
 from mooring.advice.reporting.theory_report import TheoryReport
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
+from mooring.core.natural_order import natural_key
 from mooring.core.score_sentences import describe_change, direction, format_loss, join_words
 from mooring.core.task import Task
 from mooring.engines.prepare import Job
@@ -74,7 +75,8 @@ def write_headline(frame: pd.DataFrame) -> str:
 
 
 def name_clients(names: Sequence[str]) -> str:
-    """Names of clients in a sentence; names such as 2, which read as counts, follow the word "client"."""
+    """Names of clients in a sentence, 7 before 29; names such as 2, which read as counts, follow the word "client"."""
+    names = sorted(names, key=natural_key)
     if all(any(map(str.isalpha, name)) for name in names):
         return join_words(names)
     return f"client{'s' * (len(names) > 1)} {join_words(names)}"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.papers import PAPERS, paper_key
+from mooring.core.natural_order import natural_key
+from mooring.core.papers import PAPERS
 from mooring.core.types import NamedValues
 from mooring.experiments.base.experiment import PRESETS, Experiment, Preset
 
@@ -43,26 +43,24 @@ def list_papers() -> list[str]:
 def _module_names(paper: str) -> list[str]:
     paths = importlib.import_module(f"{ROOT}.{paper}").__path__
     names = [module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_")]
-    return sorted(names, key=lambda text: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", text)])
+    return sorted(names, key=natural_key)
 
 
 def load_experiment(name: str) -> CatalogEntry:
     """Return the experiment with this id."""
-    id_ = paper_key(name)
-    if id_ not in list_experiments():
+    if name not in list_experiments():
         names = [*list_papers(), *list_experiments(), ALL]
         raise RequestError(f"{describe_unknown('experiment', name, names, 'mooring list experiments')}.")
-    paper, experiment = id_.split("-", 1)
+    paper, experiment = name.split("-", 1)
     module = importlib.import_module(f"{ROOT}.{paper}.{experiment.replace('-', '_')}")
-    return CatalogEntry(id_, paper, module.EXPERIMENT)
+    return CatalogEntry(name, paper, module.EXPERIMENT)
 
 
 def select_experiments(selection: str) -> list[CatalogEntry]:
     """Return the experiments that `selection` names: an experiment's id, a paper's key, or `all`."""
-    key = paper_key(selection)
-    if selection != ALL and key not in list_papers():
+    if selection not in (ALL, *list_papers()):
         return [load_experiment(selection)]
-    return [load_experiment(id_) for id_ in list_experiments() if selection == ALL or id_.split("-")[0] == key]
+    return [load_experiment(id_) for id_ in list_experiments() if selection == ALL or id_.split("-")[0] == selection]
 
 
 def get_preset(entry: CatalogEntry, name: str) -> Preset:
