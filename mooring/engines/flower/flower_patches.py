@@ -33,7 +33,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
-from mooring.core.cohort import StateTree
 from mooring.core.errors import RequestError
 
 LOST_RESPONSE_ERRORS = (
@@ -379,7 +378,7 @@ class NodeConnection:
                 max_tries_per_object=None,
             )
             confirm(run, number)
-            message: StateTree = inflate_object_from_contents(number, contents)
+            message: Any = inflate_object_from_contents(number, contents)
             message.metadata.__dict__["_message_id"] = number
             begun = time.monotonic()
             self._send(answer(message), run, begun)

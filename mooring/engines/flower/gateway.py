@@ -31,7 +31,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.concurrency import run_in_threadpool
 
-from mooring.core.cohort import StateTree
 from mooring.engines.flower.messages import join_frames, split_frames
 
 MAX_REPLIES = 100_000  # that nobody has pulled yet
@@ -367,7 +366,7 @@ class Gateway:
     def watched(self, scope: Any, send: Any) -> Any:
         """Notes which signatures Flower refuses."""
 
-        async def passed_on(message: StateTree) -> None:
+        async def passed_on(message: MutableMapping[str, Any]) -> None:
             if message.get("status") == 401:
                 self.note(header(scope, KEY), header(scope, WHEN))
             await send(message)
