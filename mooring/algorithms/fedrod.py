@@ -31,6 +31,7 @@ from mooring.algorithms.hyperparameters import (
     require_plain_sgd,
     resolve_auto,
     schedule,
+    train_locally,
 )
 from mooring.algorithms.server_optimizers import (
     GlobalState,
@@ -45,6 +46,7 @@ from mooring.core.minibatches import minibatches
 from mooring.core.solvers import set_buffers
 from mooring.core.task import Task, head_coefficients, trained_blocks
 from mooring.estimates.client_statistics import ClientStatistics
+from mooring.tasks.two_heads import add_personal_head
 
 ROWS_OF_ABSENT_CLASS = 1e-9
 
@@ -77,10 +79,15 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
-        batch, count, eta = schedule(self, data, round, client.memory)
-        head = head_coefficients(task)
-        prior = class_scores(task, data.train) if self.balanced else 0.0
+        prior = class_scores(task, data.train) if self.balanced else torch.zeros(())
         w, h = server.w.expand(len(data), -1), client.v
+        joint = add_personal_head(task, data.train)
+        if joint is not None:  # the generic head with the prior, which the personal head takes back
+            start = joint.join(w + prior, h - prior)
+            w, h = joint.split(train_locally(self, joint, start, data, round, client.memory)[0])
+            return Client(h + prior, count_round(client.memory)), w - prior - server.w
+        head = head_coefficients(task)
+        batch, count, eta = schedule(self, data, round, client.memory)
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
             rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, w)
             if step.active is not None:
@@ -98,14 +105,14 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         return server.w + client.v
 
 
-def class_scores(task: Task, rows: Rows) -> Tensor | float:
+def class_scores(task: Task, rows: Rows) -> Tensor:
     """[C, d]: log(n_ic) at the intercept of class c, 0 elsewhere; 0 where the task has no such intercepts.
 
     A single score is that of the second of two classes: log(n_i1 / n_i0).
     """
     block = trained_blocks(task)[-1]
     if task.metric != "log-loss" or not (block.name == "intercept" or block.name.endswith("bias")):
-        return 0.0
+        return torch.zeros(())
     classes = max(block.size, 2)
     counts = torch.stack([torch.bincount(rows.of(c)[1].long(), minlength=classes) for c in range(len(rows))])
     scores = counts.to(task.dtype).clamp(min=ROWS_OF_ABSENT_CLASS).log()

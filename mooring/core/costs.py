@@ -6,6 +6,7 @@ number tells what it ended at, so that a promise that was not kept is on the rec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from math import inf, isnan, nan
 from typing import Any, NamedTuple, cast
@@ -94,6 +95,9 @@ class MeteredTask:
 
     def __eq__(self, other: object) -> bool:
         return self._task == (other._task if type(other) is MeteredTask else other)
+
+    def derive(self, build: Callable[[Task], Task]) -> Task:
+        return count_costs(self._task.derive(build), self._meter)
 
     def record_draw(self, batch: Condensed) -> None:
         self._meter.samples += self._task.count(batch)

@@ -266,6 +266,10 @@ class Task(ABC):
         """The settings that the parameters belong to: written to the model file."""
         return {}
 
+    def derive(self, build: Callable[[Task], Task]) -> Task:
+        """Another task, built from this one; its work counts as this task's."""
+        return build(self)
+
     # Faster ways to take local steps: None where a task has none.
 
     def step_in_place(self) -> InPlaceStep | None:

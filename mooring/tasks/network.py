@@ -137,6 +137,7 @@ class NetworkTask(Task):
         self.convolutional = per_client.has_convolution(self.module)
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.kernels = kernels
+        self.two_headed: Any = None  # the task with a second head, once it is asked for (`two_heads`)
 
     @property
     def compiles(self) -> bool:
@@ -310,7 +311,10 @@ class NetworkTask(Task):
 
     def minibatch_loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
-        output = self._call(module, x)
+        return self.output_loss(self._call(module, x), y)
+
+    def output_loss(self, output: Any, y: Tensor) -> Tensor:
+        """The loss of what a network returned for a minibatch with targets y [B, ...]."""
         if self.batch_loss is not None:
             whole = main_output(output) if isinstance(self.batch_loss, nn.Module) else output
             return self.batch_loss(whole, self._own_units(y))
@@ -418,6 +422,12 @@ class NetworkTask(Task):
         some = torch.arange(min(PROBE_ROWS, len(rows.y)))[None]
         by_client = self._trains_by_client(*rows.rows_at(some)) if len(rows.y) else bool(self.by_client)
         return NetworkTrainer(self).train if by_client else None
+
+    def try_forward(self, rows: Rows) -> Any:
+        """What the network returns for the first rows; random states stay as they were."""
+        x, _ = rows.rows_at(torch.arange(min(PROBE_ROWS, len(rows.y)))[None])
+        with torch.no_grad(), CALLING, RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+            return self._call(self.module, x[0].to(self.device))
 
     def _trains_by_client(self, x: Tensor, y: Tensor) -> bool:
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
