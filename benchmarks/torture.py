@@ -244,7 +244,7 @@ def disk_errors(folder: Path, quick: bool) -> TrialResult:
         elif problem := find_damage(job, right):
             wrong.append(f"{failed_call}: {problem}")
         shutil.rmtree(out, ignore_errors=True)
-    outcome = f"{status_counts[3]} told in a sentence, {status_counts[0]} without harm"
+    outcome = f"{status_counts[3]} refused in a sentence, {status_counts[0]} without harm"
     return len(select(calls, quick)), len(select(calls, quick)) - len(wrong), wrong[0] if wrong else outcome
 
 

@@ -184,14 +184,15 @@ def rank_methods(results: pd.DataFrame) -> tuple[pd.DataFrame, BenchmarkTests]:
     least = rounded.min(axis=1)
     is_least = rounded.eq(least, axis=0)
     shared = is_least.sum(axis=1) > 1
-    raw = {name: _paired_p_value(rounded[name], rounded[best]) for name in mean.index if name != best}
+    raw = {str(name): _paired_p_value(rounded[name], rounded[best]) for name in mean.index if name != best}
+    adjusted = _holm(raw)
     table = pd.DataFrame(
         {
             "method": mean.index,
             "mean_rank": mean.to_numpy(),
             "wins": [int((is_least[name] & ~shared).sum()) for name in mean.index],
             "ties": [int((is_least[name] & shared).sum()) for name in mean.index],
-            "p_value_against_best": [_holm(raw).get(str(name), math.nan) for name in mean.index],
+            "p_value_against_best": [adjusted.get(str(name), math.nan) for name in mean.index],
         }
     )
     friedman, p_value = math.nan, math.nan
@@ -215,12 +216,12 @@ def _paired_p_value(first: pd.Series, second: pd.Series) -> float:
     return float(wilcoxon(differences, zero_method="zsplit").pvalue) if (differences != 0).any() else 1.0
 
 
-def _holm(p_values: Mapping[Any, float]) -> dict[str, float]:
+def _holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """p-values adjusted for their number."""
     adjusted, largest = dict[str, float](), 0.0
     for k, (name, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         largest = max(largest, min(1.0, value * (len(p_values) - k)))
-        adjusted[str(name)] = largest
+        adjusted[name] = largest
     return adjusted
 
 

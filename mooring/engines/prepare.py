@@ -38,6 +38,7 @@ VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is p
 POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are partitioned
 POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
 MAX_UNIT_CHECK_ROWS = 10_000  # enough to detect the units of a network's outputs
+FIXED_TERMS_NOTE = "Algorithms train all coefficients of a formula: only `mooring advise` keeps fixed terms equal."
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def prepare(
     check_unused_options(run, source)
     own_loss = callable(loss) or is_spec(run.task.loss)
     clients = source if isinstance(source, Clients) else read_clients(run, source, not own_loss)
+    state = clients.schema.formula if clients.schema is not None else None
+    if state is not None and not state.all_vary and (run.algorithm or run.algorithms):
+        clients = replace(clients, notes=[*clients.notes, FIXED_TERMS_NOTE])
     if len(clients) < 2:
         raise RequestError(
             f"{clients.title or 'the data'}: there is one client only, '{clients.names[0]}'; a federation needs two or "

@@ -54,7 +54,14 @@ PLAN_DESCRIPTIONS = {
     "fedrod": "a shared body with a generic and a personal head (FedRoD)",
 }
 THEORY_AND_DATA = "`mooring advise` compares the models on held-out rows; where the two differ, go with the data."
-TERMINAL_SENTENCES = ("losses", "shape", "rows_needed", "contributions", "outliers")  # the report has the others
+TERMINAL_SENTENCES = (
+    "losses",
+    "fixed_terms",
+    "shape",
+    "rows_needed",
+    "contributions",
+    "outliers",
+)  # the report has the others
 
 
 def show_run(display: Display, run: str | Path, per_client: bool = False) -> None:
@@ -98,7 +105,9 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
     display.heading(title)
     for sentence in describe_scores(summary):
         display.paragraph(sentence)
-    for sentence in describe_measures(measures, SCORED_MODELS[::-1]):
+    algorithm = summary["algorithm"]  # its models are personal, global or local ones: their name is its own
+    by_name = dict(measures) | ({algorithm: measures["personal"]} if "personal" in measures else {})
+    for sentence in describe_measures(by_name, list(dict.fromkeys((algorithm, *SCORED_MODELS[1::-1])))):
         display.paragraph(sentence)
     display.paragraph(describe_kept_round(summary))
     if "privacy" in summary:

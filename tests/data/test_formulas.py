@@ -9,6 +9,7 @@ import mooring
 from mooring.core.errors import RequestError
 from mooring.data.formulas import apply_formula, extrapolate_splines, learn_formula, parse_formula
 from mooring.data.schema import Schema
+from tests.support.planted_table import planted
 
 
 def place(position):
@@ -127,6 +128,18 @@ def test_the_random_intercept_model_is_that_of_the_mixed_model(exam):
 def test_fixed_terms_need_a_smooth_loss(exam):
     with pytest.raises(RequestError, match="fixes some coefficients for all clients"):
         mooring.advise(exam, formula="score ~ lrt + gender + (1 | school)", task="absolute")
+
+
+def test_algorithms_say_that_they_train_fixed_terms_too(exam):
+    for formula, count in (("score ~ lrt + (1 | school)", 1), ("score ~ lrt + (1 + lrt | school)", 0)):
+        notes = mooring.fit(exam, formula=formula, algorithm="fedavg", rounds=1).notes
+        assert sum("train all coefficients" in note for note in notes) == count
+
+
+def test_advice_says_when_fixed_terms_should_vary():
+    table = planted(spread=2.0, clients=6, samples=40, seed=3)
+    fixed, free = (mooring.advise(table, formula=f"y ~ x1 + x2 + ({terms} | who)") for terms in ("1", "1 + x1 + x2"))
+    assert "as in (1 + x | who)" in fixed.words["fixed_terms"] and "fixed_terms" not in free.words
 
 
 def test_check_reports_formula_errors(exam, tmp_path):

@@ -1,4 +1,4 @@
-"""Candidates of an advice for networks: which algorithms are trained, with which local training, and for how long.
+"""Candidates for networks: which algorithms are trained, with which local training, and for how long.
 
     global   FedAvg, with the server's optimizer of the chosen local training (value 0); FedProx (value: lam)
     tuned    FedAvg, then local steps of each client: `value` times as many as a round has

@@ -30,6 +30,7 @@ MIN_SHARE_NAMED = 0.1  # of the variation between clients that a coefficient mus
 MAX_NAMED = 4
 MIN_CONTRIBUTION_PCT = 0.1  # of the loss, below which nobody is named
 MAX_CLIENTS_NAMED = 2  # in the headline
+MAX_ROWS_RATIO = 100  # rows needed over rows there are, beyond which no number is given
 
 
 def write_sentences(
@@ -49,6 +50,7 @@ def write_sentences(
         "rows_needed": describe_rows_needed(curve),
         "contributions": describe_contributions(frame, summary),
         "outliers": describe_outliers(frame),
+        "fixed_terms": describe_fixed_terms(job, summary),
         "shape": describe_shape(choice, summary["metric"], job.clients.target_scale**job.task.unit_power),
         "effects": describe_effects(effects),
         "differences": describe_differences(job, choice, shape),
@@ -183,8 +185,24 @@ def describe_rows_needed(curve: LearningCurve | None) -> str:
     """How many rows a local model would need to do as well."""
     if curve is None:
         return ""
-    needed, has = f"{float(f'{curve.match:.3g}'):,.0f}", f"{curve.now:,.0f}"
-    return f"A typical client would need about {needed} rows of its own (it has {has}) to do as well locally."
+    has = f"it has {curve.now:,.0f}"
+    if curve.match > MAX_ROWS_RATIO * curve.now:
+        return f"A typical client would need over {MAX_ROWS_RATIO} times its rows ({has}) to do as well locally."
+    needed = f"{float(f'{curve.match:.3g}'):,.0f}"
+    return f"A typical client would need about {needed} rows of its own ({has}) to do as well locally."
+
+
+def describe_fixed_terms(job: Job, summary: Mapping[str, Any]) -> str:
+    """What a user can change where the terms that a formula fixes make personal models worse than local ones."""
+    schema = job.clients.schema
+    formula = None if schema is None else schema.formula
+    if formula is None or formula.all_vary or summary[LOCAL] >= summary[PERSONAL]:
+        return ""
+    losses = f"({summary['metric']} {format_loss(summary[LOCAL])} local, {format_loss(summary[PERSONAL])} personal)"
+    return (
+        f"Local models, whose coefficients all differ, do better {losses}: let terms that the formula fixes vary "
+        f"between clients, as in (1 + x | {schema.client})."
+    )
 
 
 def describe_contributions(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
