@@ -22,7 +22,7 @@ from mooring.core.field_checks import check_fields, describe_unknown
 from mooring.core.papers import expand_citations
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
-from mooring.core.user_code import is_spec, load_python, spec_of
+from mooring.core.user_code import is_spec, load_plugin, load_python, plugin_names, spec_of
 
 if TYPE_CHECKING:
     from mooring.estimates.client_statistics import ClientStatistics
@@ -133,7 +133,7 @@ IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file
 def algorithm_names() -> list[str]:
     """All algorithms, found by folder, and those that installed packages offer."""
     own = builtin_names()
-    return own + sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in own)
+    return own + [name for name in plugin_names(ENTRY_POINT_GROUP) if name not in own]
 
 
 def names_by_group() -> list[str]:
@@ -170,11 +170,11 @@ def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
             f"the run's algorithm {name[len(IN_MEMORY_PREFIX) + 1 :]} was in memory; pass it again from Python."
         )
     if name not in builtin_names():  # only then are installed packages searched, which takes a while
-        offered = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=name)), None)
+        offered = load_plugin(ENTRY_POINT_GROUP, name)
         if offered is None:
             known = describe_unknown("algorithm", name, algorithm_names(), "mooring list algorithms")
             raise RequestError(f"{known}; or a file and a class, as my_file.py:MyAlgorithm.")
-        return check_algorithm_class(offered.load(), name)
+        return check_algorithm_class(offered, name)
     module = importlib.import_module(f"{PACKAGE}.{name}")
     return next(
         thing

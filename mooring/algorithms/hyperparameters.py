@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
 from mooring.core.optimizers import OPTIMIZERS
 from mooring.core.penalty import PerClientPenalty, parse_lam
 from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
-from mooring.core.task import HasProx, HasSolve, Task
+from mooring.core.task import HasProx, HasSolve, Task, has_known_dispersion
 from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import RIDGE_GRID
-from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
+from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense
 
 DEFAULT_BATCH_ROWS = 32  # minibatch of tasks whose full passes are expensive
 NONSMOOTH_SCORE_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
@@ -155,7 +156,14 @@ def auto_lam(task: Task, statistics: Any) -> float:
     At most MAX_AUTO_LAM_PER_CURVATURE (`estimates/lambda_rules.py`) times the curvature, also where the variance is 0.
     Where it cannot be estimated (see `estimates/task_random_effects.py`), lam is a share of the curvature.
     """
-    return curvature_lam(statistics) if statistics.federation is None else statistics.federation.auto
+    if statistics.federation is not None:
+        return statistics.federation.auto
+    if is_dense(task) and not has_known_dispersion(task):
+        warnings.warn(
+            f"lam = 'auto' is {NETWORK_LAM_PER_CURVATURE:g} times the curvature: how clients vary cannot be estimated, "
+            f"since task '{task.name}' is no likelihood and has no `dispersion_sums`; set lam, or use `mooring tune`."
+        )
+    return curvature_lam(statistics)
 
 
 def curvature_lam(statistics: Any) -> float:

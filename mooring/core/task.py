@@ -213,7 +213,7 @@ class Task(ABC):
 
     @property
     def unit_power(self) -> int:
-        """How the metric grows with the unit of a regression target."""
+        """How the metric grows with the unit of a regression target; a class attribute of a task with a new metric."""
         return find_metric(self.metric).unit_power
 
     @property
@@ -344,11 +344,20 @@ class HasHessianProduct(Protocol):
 
 
 @runtime_checkable
-class HasPearson(Protocol):
-    """A task of counts, whose dispersion is estimated from Pearson's residuals."""
+class HasDispersion(Protocol):
+    """A task whose targets vary more or less than its loss implies, if that were a negative log-likelihood: counts, and
+    losses that are none. With sums over rows at models that leave f degrees of freedom,
 
-    def pearson(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[C], [C]: sums over a client's rows from which the dispersion is estimated."""
+        dispersion = (sum of squares / f) / (sum of scales / rows)
+    """
+
+    def dispersion_sums(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[C], [C]: sums of squares and of scales over a client's rows."""
+
+
+def has_known_dispersion(task: Task) -> bool:
+    """Whether the dispersion of targets is 1, since the loss is a likelihood, or can be estimated."""
+    return task.likelihood or (isinstance(task, HasDispersion) and callable(task.dispersion_sums))
 
 
 @runtime_checkable

@@ -1,4 +1,5 @@
-"""Things of a user's own in a Python file, named as "my_file.py:thing": models, losses, algorithms.
+"""Things of a user's own, named as "my_file.py:thing" or offered by an installed package as an entry point: models,
+losses, tasks, algorithms, partitions.
 
 A run directory keeps a copy of every such file, and of those beside it that it imports, so that the run works from
 another folder. `load_python` is the only place where a file that a run names is executed, and only if this user has
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +63,17 @@ def load_python(spec: str, what: str, copies: Path | None = None) -> Any:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise RequestError(f"{what} {spec!r}: {path} has no function {name!r}; it has {', '.join(known) or 'none'}.")
     return getattr(module, name)
+
+
+def plugin_names(group: str) -> list[str]:
+    """The names that installed packages offer in a group of entry points, such as "mooring.tasks"."""
+    return sorted(point.name for point in entry_points(group=group))
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """The thing that an installed package offers under this name; None if there is none."""
+    offered = next(iter(entry_points(group=group, name=name)), None)
+    return None if offered is None else offered.load()
 
 
 class SiblingImporter(MetaPathFinder, Loader):

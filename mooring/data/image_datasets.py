@@ -10,7 +10,6 @@ and at most about 20% under P2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.seeds import client_key, generator
-from mooring.core.user_code import is_spec, load_python
+from mooring.core.user_code import is_spec, load_plugin, load_python, plugin_names
 from mooring.data import partitions
 from mooring.data.benchmark_datasets import BenchmarkDataset, PixelScale, load_benchmark
 from mooring.data.clients import CLASSES, Clients
@@ -146,7 +145,7 @@ def _sources(
 
 def _check(partition: str | None, protocol: str, test: float, validation: float) -> None:
     if partition is not None and partition not in PARTITIONS and not is_spec(partition):
-        offered = sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP))
+        offered = plugin_names(ENTRY_POINT_GROUP)
         if partition not in offered:
             raise RequestError(f"{describe_unknown('partition', partition, [*PARTITIONS, *offered])}.")
     if protocol not in PROTOCOLS:
@@ -199,10 +198,7 @@ def _assign_rows(partition, y, group, clients, classes_per_client, alpha, expone
 
 def _assign_by_plugin(partition: str, y: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
     """The rows of each client by a function of the user's own or of an installed package: f(y, clients, seed)."""
-    if is_spec(partition):
-        assign = load_python(partition, "partition")
-    else:
-        assign = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=partition))).load()
+    assign = load_python(partition, "partition") if is_spec(partition) else load_plugin(ENTRY_POINT_GROUP, partition)
     rows_by_client = [np.asarray(rows) for rows in assign(y, clients, seed)]
     every = np.concatenate(rows_by_client) if rows_by_client else np.empty(0, dtype=np.int64)
     if len(rows_by_client) != clients or any(len(rows) == 0 for rows in rows_by_client):

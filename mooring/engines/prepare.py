@@ -18,7 +18,7 @@ from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields
 from mooring.core.task import Task
 from mooring.core.types import JsonObject, NamedValues
-from mooring.core.user_code import check_unchanged, is_spec, load_python
+from mooring.core.user_code import check_unchanged, is_spec, load_plugin, load_python
 from mooring.data import client_arrays
 from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_dataset_name, load_dataset
@@ -33,7 +33,9 @@ from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
 from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
+from mooring.tasks.network_inputs import LOSSES
 
+LOSS_GROUP = "mooring.losses"  # the group of entry points under which an installed package offers losses of networks
 VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is partitioned
 POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are partitioned
 POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
@@ -83,7 +85,7 @@ def prepare(
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     check_unused_options(run, source)
-    own_loss = callable(loss) or is_spec(run.task.loss)
+    own_loss = callable(loss) or (run.task.loss is not None and run.task.loss not in LOSSES)
     clients = source if isinstance(source, Clients) else read_clients(run, source, not own_loss)
     state = clients.schema.formula if clients.schema is not None else None
     if state is not None and not state.all_vary and (run.algorithm or run.algorithms):
@@ -194,7 +196,7 @@ def partition_options(run: RunFile) -> JsonObject:
 
 
 def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, copies: Path | None = None) -> Task:
-    """The task that the run file names, with the dtype of the data; a network's file is the one in `copies`, if any."""
+    """The task that the run file names, with the dtype of the data; a user's file is the one in `copies`, if any."""
     section = run.task
     if section.model is not None and (model is None or isinstance(model, str)):
         model = load_python(section.model, "model", copies)
@@ -217,7 +219,8 @@ def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = Non
             f"{tuple(clients.train.x.shape[1:])}; give a model."
         )
     settings = dict(section.fields) | {"dtype": clients.train.x.dtype}
-    return catalog.build(section.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), settings)
+    shape = clients.kind, clients.train.x.shape[1], len(clients.classes)
+    return catalog.build(section.name or "auto", *shape, settings, copies)
 
 
 def make_network_task(
@@ -231,7 +234,8 @@ def make_network_task(
         loss = section.loss
         if loss == IN_MEMORY:
             raise RequestError("the run's loss was in memory; pass it again from Python.")
-        loss = load_python(loss, "loss", copies) if loss is not None and is_spec(loss) else loss
+        if loss is not None and loss not in LOSSES:
+            loss = load_python(loss, "loss", copies) if is_spec(loss) else load_plugin(LOSS_GROUP, loss) or loss
     make, units = model_factory(model, clients), section.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": section.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
     fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}

@@ -90,7 +90,7 @@ def request(
     for entry in sections:  # a wrong field is refused before any data are read
         if entry["name"] not in classes:
             build(entry["name"], {k: v for k, v in entry.items() if k not in ("name", "resolved")})
-    for key in ("model", "loss"):
+    for key in ("name", "model", "loss"):
         if key in table["task"]:
             table["task"][key] = absolute_spec(table["task"][key])
     if is_spec(partition_name(table["data"])):
@@ -145,7 +145,8 @@ def has_advise_purpose(path: str | Path) -> bool:
 def user_code_specs(run: RunFile) -> list[str]:
     """The user's own Python files that a run names, as "my_file.py:thing"."""
     methods = [run.algorithm] if run.algorithm else run.algorithms or []
-    named = (run.task.model, run.task.loss, *(method.name for method in methods), partition_name(run.data.model_dump()))
+    task = run.task.name, run.task.model, run.task.loss
+    named = (*task, *(method.name for method in methods), partition_name(run.data.model_dump()))
     return [str(spec) for spec in named if is_spec(spec)]
 
 
@@ -195,6 +196,8 @@ def group_by_section(options: NamedValues, model: Any = None) -> dict[str, Table
             continue
         if name == "task" and isinstance(value, Mapping):
             out["task"] |= value
+        elif name == "task" and isinstance(value, type):
+            out["task"]["name"] = spec_of(value) or value.__name__
         elif name == "model" and not isinstance(value, str):
             if out["task"].get("name", "auto") not in ("auto", "module"):
                 raise RequestError(

@@ -3,7 +3,7 @@
     summarize_rows        sums of a linear task, or a fit with its covariance (`client_summaries.py`)
     differentiate_at      the gradient and the Hessian of L_i at one w: finds the global model
     fit_penalized         the penalized fit and the Hessian there: Laplace's approximation
-    sum_pearson_residuals two sums of residuals: how much more counts vary than Poisson's
+    sum_for_dispersion    two sums of residuals: how much more targets vary than the loss implies
 
 Results of rows in memory and of remote clients agree up to rounding, and hyperparameters that are resolved from them
 are rounded further than that (`lambda_rules.LAM_DIGITS`).
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import client_function, rows_function
 from mooring.core.cohort import Batch, Rows
-from mooring.core.task import HasHessian, HasPearson, HasProx, Task, require
+from mooring.core.task import HasDispersion, HasHessian, HasProx, Task, require
 from mooring.estimates.client_summaries import ClientSummary, summarize_clients
 
 
@@ -28,9 +28,9 @@ class PointAndHessian(NamedTuple):
     hessian: Tensor  # [C, d, d]
 
 
-class PearsonSums(NamedTuple):
-    square: Tensor  # [C], of squared Pearson residuals
-    ratio: Tensor  # [C], of residuals over means
+class DispersionSums(NamedTuple):
+    square: Tensor  # [C]
+    scale: Tensor  # [C]
 
 
 @rows_function
@@ -54,9 +54,9 @@ def fit_penalized(task: Task, batch: Batch, lam: Tensor, start: Tensor, *, cente
 
 
 @client_function
-def sum_pearson_residuals(task: Task, batch: Batch, models: Tensor) -> PearsonSums:
-    """Sums of squared Pearson residuals and of residuals over means, at models [C, d]."""
-    return PearsonSums(*(part.double() for part in require(task, HasPearson).pearson(models, batch)))
+def sum_for_dispersion(task: Task, batch: Batch, models: Tensor) -> DispersionSums:
+    """Sums of squares and of scales (`HasDispersion`) at models [C, d]."""
+    return DispersionSums(*(part.double() for part in require(task, HasDispersion).dispersion_sums(models, batch)))
 
 
-STATISTICS = tuple(f.name for f in (summarize_rows, differentiate_at, fit_penalized, sum_pearson_residuals))
+STATISTICS = tuple(f.name for f in (summarize_rows, differentiate_at, fit_penalized, sum_for_dispersion))

@@ -44,8 +44,9 @@ def require_federation(owner: str, task: Task, statistics: Any) -> FederationEst
     """Return the federation's estimates; RequestError if there are none."""
     if statistics.federation is None:
         raise RequestError(
-            f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows does not: it takes a "
-            "smooth convex task, two clients, and more rows than parameters."
+            f"{owner} needs an estimate of how clients vary, which task '{task.name}' on these rows does not allow. "
+            "It takes two clients, more rows than parameters, and a smooth convex loss that is a likelihood or has "
+            "`dispersion_sums`. Set lam to a number."
         )
     return statistics.federation
 

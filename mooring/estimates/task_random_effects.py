@@ -2,9 +2,11 @@
 
     linear tasks          restricted likelihood of the sums that clients send once (`fit_reml`)
     other smooth convex   Laplace's approximation (`fit_laplace`): in each exchange clients get a center and a
-                          pull, and send their penalized fit and its Hessian; some 5 to 40 exchanges
-    all others            None: nonsmooth losses, networks, very many parameters; one client; hardly a row beyond the
-                          parameters; rows that leave noise and spread unseparated
+                          pull, and send their penalized fit and its Hessian; some 5 to 40 exchanges. Losses that are no
+                          likelihoods, and counts, are divided by their dispersion
+    all others            None: nonsmooth losses, losses without a known dispersion, networks, very many parameters; one
+                          client; hardly a row beyond the parameters; rows that leave noise
+                          and spread unseparated
 
 Small and separable clients need no special case: neither estimator uses their own fits. Of very many clients, an
 evenly spaced sample is used.
@@ -18,8 +20,8 @@ import torch
 from torch import Tensor
 
 from mooring.core.client_functions import ClientRows
-from mooring.core.task import Task, layer_mask
-from mooring.estimates.client_queries import differentiate_at, fit_penalized, sum_pearson_residuals, summarize_rows
+from mooring.core.task import Task, has_known_dispersion, layer_mask
+from mooring.estimates.client_queries import differentiate_at, fit_penalized, sum_for_dispersion, summarize_rows
 from mooring.estimates.client_summaries import LinearStats
 from mooring.estimates.random_effects import LAPLACE_TOLERANCE, RandomEffects, fit_laplace, fit_reml
 from mooring.estimates.reml import MAX_VARIANCE_RATIO, typical_variance_ratio
@@ -39,7 +41,8 @@ FIRST_VARIANCE = 0.1  # the spread that it starts from,
 MIN_VARIANCE = 1e-3  # the smallest mean of a warm start,
 MAX_DISPERSION_ROUNDS = 4  # of estimates of spread and dispersion in turn,
 DISPERSION_TOLERANCE = 0.05  # which end at this relative change
-MIN_DISPERSION, MAX_DISPERSION = 0.5, 1e4
+MIN_DISPERSION, MAX_DISPERSION = 0.5, 1e4  # of likelihoods: counts
+MIN_LOSS_DISPERSION = 1e-12  # of other losses, whose dispersion has the unit of the loss
 WARM_START_TOLERANCE = 0.02  # relative change at which a warm start ends: far below the error of a spread
 
 
@@ -60,7 +63,7 @@ def estimate_random_effects(
     """
     size = rows.size
     positions = torch.nonzero(size > 0)[:, 0]
-    if not is_dense(task):
+    if not is_dense(task) or not (isinstance(task, Linear) or has_known_dispersion(task)):
         return None
     linear = isinstance(task, Linear)
     max_clients, cells = (
@@ -118,28 +121,36 @@ def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffec
 
     tolerance = LAPLACE_TOLERANCE if near is None else WARM_START_TOLERANCE
     intercepts = max(count_intercepts(task), 1)
-    if not task.overdispersed:
+    if task.likelihood and not task.overdispersed:
         return fit_laplace(n, refit, common, form, first, tolerance, intercepts)
-    phi = 1.0 if near is None else float(near.noise.mean())
+    if near is None:
+        phi = 1.0 if task.likelihood else estimate_dispersion(task, rows, modes[0])
+    else:
+        phi = float(near.noise.mean())
     for _ in range(MAX_DISPERSION_ROUNDS):
         effects = fit_laplace(n / phi, refit, common, form, first, tolerance, intercepts)
-        before, phi = phi, estimate_dispersion(task, rows, effects, modes[0])
+        before, phi = phi, estimate_dispersion(task, rows, modes[0], effects)
         common, first = effects.center, effects.variance.clamp(min=MIN_VARIANCE)
         if abs(phi / before - 1) < DISPERSION_TOLERANCE:
             break
     return effects._replace(noise=torch.full_like(n, before))
 
 
-def estimate_dispersion(task: Task, rows: ClientRows, effects: RandomEffects, models: Tensor) -> float:
-    """Return the overdispersion of counts around the clients' models: Pearson's estimate with Fletcher's
-    correction for small means (Biometrika 2012)."""
-    square, ratio = sum_pearson_residuals(task, rows, models)
-    root = effects.variance.clamp(min=0).sqrt()
-    values = torch.linalg.eigvalsh(root[:, None] * (effects.data.c.mT @ effects.data.c) * root).clamp(min=0)
+def estimate_dispersion(task: Task, rows: ClientRows, models: Tensor, effects: RandomEffects | None = None) -> float:
+    """Return how much targets vary around models [m, d], in units of what the loss implies (`HasDispersion`).
+
+    The models are those of `effects`, or one global model.
+    """
+    square, scale = sum_for_dispersion(task, rows, models)
     total = float(rows.size.sum())
-    freedom = max(total - float((values / (1 + values)).sum()) - len(effects.center), 1.0)
-    sparse = max(1 + float(ratio.sum()) / total, MIN_DISPERSION)
-    return min(max(float(square.sum()) / freedom / sparse, MIN_DISPERSION), MAX_DISPERSION)
+    freedom = total - models.shape[1]
+    if effects is not None:
+        root = effects.variance.clamp(min=0).sqrt()
+        values = torch.linalg.eigvalsh(root[:, None] * (effects.data.c.mT @ effects.data.c) * root).clamp(min=0)
+        freedom -= float((values / (1 + values)).sum())
+    least = MIN_DISPERSION if task.likelihood else MIN_LOSS_DISPERSION
+    mean_scale = max(float(scale.sum()) / total, least)
+    return min(max(float(square.sum()) / max(freedom, 1.0) / mean_scale, least), MAX_DISPERSION)
 
 
 def fit_global_model(task: Task, rows: ClientRows) -> Tensor:

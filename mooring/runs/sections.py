@@ -249,8 +249,8 @@ class DataSection(Section):
 
 class TaskSection(OpenSection):
     name: Annotated[str | None, BeforeValidator(_auto)] = option(
-        "Kind of model: `mooring list tasks`.",
-        "the name of a task",
+        "Kind of model: `mooring list tasks`, or your own: my_file.py:MyTask.",
+        'the name of a task, or a file and a class in it, as "my_file.py:MyTask"',
         flag="--task",
         unset="auto",
     )

@@ -1,4 +1,4 @@
-"""Tasks by name: what a run file and the command line may ask for."""
+"""Tasks by name: those of this package, of installed packages, and of a user's file ("my_file.py:MyTask")."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from typing import get_type_hints
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields, describe_unknown
-from mooring.core.task import HasSolve, Task
+from mooring.core.task import METRICS, HasSolve, Task
 from mooring.core.types import JsonObject
+from mooring.core.user_code import is_spec, load_plugin, load_python, plugin_names
 
 NOT_TASKS = ("catalog",)
 NOT_SETTINGS = ("dtype", "make", "kernels", "mean", "scale", "device")  # what no section [task] can hold
+ENTRY_POINT_GROUP = "mooring.tasks"  # the group under which an installed package offers tasks
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 
 def classes_by_name() -> dict[str, type[Task]]:
-    """Every task class by its name, found by folder."""
+    """The task classes of this package by name, found by folder."""
     folder = importlib.import_module("mooring.tasks")
     classes: dict[str, type[Task]] = {}
     for module in pkgutil.iter_modules(folder.__path__):
@@ -32,20 +35,48 @@ def classes_by_name() -> dict[str, type[Task]]:
 
 
 def names() -> list[str]:
-    return list(classes_by_name())
+    """All tasks, and those that installed packages offer."""
+    own = classes_by_name()
+    return [*own, *(name for name in plugin_names(ENTRY_POINT_GROUP) if name not in own)]
 
 
-def find(name: str) -> type[Task]:
+def find(name: str, copies: Path | None = None) -> type[Task]:
+    """The task class of that name; that of a file from its copy in the run directory `copies`, if it has one."""
+    if is_spec(name):
+        return check_task_class(load_python(name, "task", copies), name)
     known = classes_by_name()
-    if name not in known:
-        raise RequestError(f"{describe_unknown('task', name, ['auto', *known], 'mooring list tasks')}.")
-    return known[name]
+    if name in known:
+        return known[name]
+    offered = load_plugin(ENTRY_POINT_GROUP, name)
+    if offered is None:
+        unknown = describe_unknown("task", name, ["auto", *names()], "mooring list tasks")
+        raise RequestError(f"{unknown}; or a file and a class, as my_file.py:MyTask.")
+    return check_task_class(offered, name)
+
+
+def check_task_class(thing: Any, name: str) -> type[Task]:
+    """Refuse what is no task on the columns of a table, or lacks a declaration."""
+    if not (isinstance(thing, type) and issubclass(thing, Task) and dataclasses.is_dataclass(thing)):
+        raise RequestError(f"task {name!r} must be a frozen dataclass that inherits from Task.")
+    missing = [part for part in ("name", "kinds") if not hasattr(thing, part)] + sorted(thing.__abstractmethods__)
+    if missing:
+        raise RequestError(f"task {name!r} lacks {', '.join(missing)}.")
+    if "features" not in {f.name for f in dataclasses.fields(thing)}:
+        raise RequestError(f"task {name!r} needs a field `features`, the number of columns.")
+    metric: Any = thing.metric
+    if isinstance(metric, str) and metric not in METRICS and isinstance(thing.unit_power, property):
+        raise RequestError(
+            f"task {name!r}: its metric {metric!r} is a new one; state its unit by `unit_power`: 2 if it grows with "
+            "the square of the target's unit, 1 if with the unit itself, 0 if it has none."
+        )
+    return thing
 
 
 def describe(name: str) -> JsonObject:
     """What `mooring list tasks` tells."""
     cls = find(name)
-    text = (cls.__doc__ if cls.__module__.endswith(".linear_losses") else sys.modules[cls.__module__].__doc__) or ""
+    by_class = cls.__module__.endswith(".linear_losses") or not cls.__module__.startswith("mooring.")
+    text = (cls.__doc__ if by_class else sys.modules[cls.__module__].__doc__) or ""
     return {
         "name": name,
         "summary": text.split("\n", 1)[0].split(": ", 1)[-1],
@@ -70,10 +101,12 @@ def field_types(cls: type[Task]) -> JsonObject:
     return {name: hints[name] for name in _fields(cls) if name not in NOT_SETTINGS}
 
 
-def build(name: str, kind: str, features: int, classes: int, fields: JsonObject | None = None) -> Task:
+def build(
+    name: str, kind: str, features: int, classes: int, fields: JsonObject | None = None, copies: Path | None = None
+) -> Task:
     """A task for a target of this kind; `auto` picks the usual one."""
     fields = dict(fields or {})
-    cls = find(AUTOMATIC[kind] if name == "auto" else name)
+    cls = find(AUTOMATIC[kind] if name == "auto" else name, copies)
     if kind not in cls.kinds:
         raise RequestError(
             f"task '{cls.name}' fits a target that is {' or '.join(cls.kinds)}, but this one is {kind}; "

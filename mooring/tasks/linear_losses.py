@@ -157,11 +157,12 @@ class Poisson(ConvexScoreTask):
         z = self.scores(w, batch.x)
         return 2 * (torch.xlogy(batch.y, batch.y) - batch.y * z - batch.y + z.exp())
 
-    def pearson(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[C] each: sums over rows of (y - mu)^2 / mu and of (y - mu) / mu."""
+    def dispersion_sums(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[C] each: squares (y - mu)^2 / mu and scales y / mu, which correct for small means (Fletcher, Biometrika
+        2012)."""
         mu = self.predict(w, batch.x).clamp(min=MIN_POISSON_MEAN)
-        residual = torch.where(batch.weight > 0, batch.y - mu, 0.0)
-        return (residual**2 / mu).sum(1), (residual / mu).sum(1)
+        real = batch.weight > 0
+        return torch.where(real, (batch.y - mu) ** 2 / mu, 0.0).sum(1), torch.where(real, batch.y / mu, 0.0).sum(1)
 
     def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
         z, true = self.scores(w, batch.x), self.scores(reference, batch.x)

@@ -115,6 +115,12 @@ class SmoothScoreTask(LinearScoreTask):
         bend = batch.weight * self.row_bend(self.scores(w, batch.x), batch.y)
         return (bend[..., None] * x).mT @ x + self.ridge * torch.eye(self.dim, dtype=w.dtype)
 
+    def dispersion_sums(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[C] each: squares (d ell / d z)^2 and scales d^2 ell / d z^2, the two halves of the sandwich estimator."""
+        z, real = self.scores(w, batch.x), batch.weight > 0
+        squares, scales = self.row_slope(z, batch.y) ** 2, self.row_bend(z, batch.y)
+        return torch.where(real, squares, 0.0).sum(1), torch.where(real, scales, 0.0).sum(1)
+
     def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
         """smooth: a bound for all w, or the larger of the curvatures at 0 and at the fit where there is none."""
         fit = require(self, HasProx).prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w

@@ -111,7 +111,7 @@ def test_rules_loosen_the_moor_as_clients_differ(rule):
         (
             {"lam": "ier"},
             PROBLEMS["absolute"]()[0],
-            "lam = 'ier' needs to know how the clients vary, and task 'absolute' on these rows does not",
+            "lam = 'ier' needs an estimate of how clients vary, which task 'absolute' on these rows does not allow",
         ),
         (
             {"preset": "theory", "lam": 0},

@@ -72,6 +72,6 @@ def test_a_client_that_sends_something_else_is_named(rows, change, why):
 
 
 def test_a_client_computes_nothing_else(rows):
-    call = {"name": "sum_pearson_residuals", "part": ["train"], "own": 0, "shared": {}}
-    with pytest.raises(RequestError, match="does not compute 'sum_pearson_residuals'"):
+    call = {"name": "sum_for_dispersion", "part": ["train"], "own": 0, "shared": {}}
+    with pytest.raises(RequestError, match="does not compute 'sum_for_dispersion'"):
         answer_calls("a", TASK, Payload({"calls": {"0": call}}), lambda part: rows, ("differentiate_at",))

@@ -124,5 +124,5 @@ def test_refused_constants(change, sentence):
 
 
 def test_rules_without_a_spread_are_refused():
-    with pytest.raises(RequestError, match="here needs to know how the clients vary, and task 'linear'"):
+    with pytest.raises(RequestError, match="here needs an estimate of how clients vary, which task 'linear'"):
         resolve_lam_rule("here", "aer", TASK, facts_of(np.ones((1, 2)), [10]))

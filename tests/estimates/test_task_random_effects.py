@@ -8,7 +8,7 @@ import torch
 from mooring.core.cohort import Rows
 from mooring.estimates import task_random_effects
 from mooring.estimates import task_random_effects as module
-from mooring.estimates.client_queries import fit_penalized, sum_pearson_residuals
+from mooring.estimates.client_queries import fit_penalized, sum_for_dispersion
 from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.random_effects import fit_reml
 from mooring.estimates.task_random_effects import available_forms, count_intercepts, estimate_random_effects
@@ -136,16 +136,16 @@ def test_overdispersed_counts_of_identical_clients_show_hardly_any_spread(monkey
     assert float(naive.variance[0]) > 0.01 and float(found.variance[0]) < 0.25 * float(naive.variance[0])
 
 
-def test_pearsons_sums_are_those_of_a_loop():
+def test_sums_for_the_dispersion_are_those_of_a_loop():
     task, rows = Poisson(2), counts(3, 7, 2.0)
     rows = Rows(rows.x, rows.y, rows.start, torch.tensor([7, 4, 5]))
     models = torch.tensor([[0.3, -0.2, 1.0], [0.1, 0.0, 0.5], [0.0, 0.0, 2.0]], dtype=torch.float64)
-    square, ratio = sum_pearson_residuals(task, rows, models)
+    square, scale = sum_for_dispersion(task, rows, models)
     for i in range(3):
         x, y = (part.numpy() for part in rows.of(i))
         mean = np.exp(x @ models[i, :2].numpy() + float(models[i, 2]))
         assert float(square[i]) == pytest.approx(((y - mean) ** 2 / mean).sum())
-        assert float(ratio[i]) == pytest.approx(((y - mean) / mean).sum())
+        assert float(scale[i]) == pytest.approx((y / mean).sum())
 
 
 def test_the_intercepts_variance_is_that_of_a_random_intercept_model():

@@ -15,6 +15,7 @@ from tests.support.repository import ROOT
 
 ELSEWHERE = {  # pages that other tests go through, or that only show what is done elsewhere
     "adding-a-partition.md": "tests/data/test_partition_plugins.py",
+    "adding-a-task.md": "tests/tasks/test_plugin_tasks.py",
     "adding-an-algorithm.md": "tests/test_docs.py",
     "advice.md": "tests/journeys/test_analyst.py",
     "coming-from-lme4.md": "tests/journeys/test_statistician.py",
