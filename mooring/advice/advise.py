@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -214,16 +214,25 @@ def run_advice(
 ) -> AdviceResult:
     """Choose, refit, evaluate, explain; folds are stored in the run directory, and the answer is written there last."""
     options, access = advice_options(job), access or RowAccess()
-    job, choice, evidence = gather_evidence(job, directory, tell, access)
+    theory: TheoryReport | None = None
+    if access.reads_rows or not options.theory:
+        job, choice, evidence = gather_evidence(job, directory, tell, access)
+    else:  # models use linear columns, so that the theory does not wait for their choice
+        steps: list[Callable[[], Any]] = [
+            partial(gather_evidence, job, directory, tell, access),
+            partial(find_theory, job),
+        ]
+        rows = access.usable(job.clients).rows
+        ((job, choice, evidence),), (theory,) = rows.map_independent(lambda step: [step()], steps)
     task = job.task
     tell("explaining", 0, 2)
     recommendations = recommend(evidence.held, evidence.own, options.margin, options.level, evidence.fitted)
     models = recommended_models(choice, evidence.models, recommendations.recommended)
     frame = clients_frame(job, models, choice, evidence, recommendations)
-    theory, fit = None, None
+    fit = None
     if isinstance(task, HasProx):
         frame, fit = add_explanations(job, frame, choice, evidence.shape)
-        theory = find_theory(job) if options.theory else None
+        theory = find_theory(job) if options.theory and access.reads_rows else theory
     tell("explaining", 1, 2)
     summary = (
         summarize(job, frame, evidence, recommendations)

@@ -51,6 +51,11 @@ class ClientRows(Protocol):
         """`map`, for work whose items do not need one another's results: their calls may travel together."""
         ...
 
+    def split_chain(self, items: list[S], numbers: int) -> list[list[S]]:
+        """Items of which each starts from the result of the one before, in parts that do not; `numbers` of each are
+        exchanged at a time."""
+        ...
+
     def keep_batches(self) -> AbstractContextManager[None]:
         """Pad the rows once for all client functions that are called inside."""
         ...

@@ -2,7 +2,7 @@
 
     summarize_rows        sums of a linear task, or a fit with its covariance (`client_summaries.py`)
     differentiate_at      the gradient and the Hessian of L_i at one w: finds the global model
-    fit_penalized         the penalized fit and the Hessian there: Laplace's approximation
+    fit_penalized         penalized fits and the Hessians there: Laplace's approximation
     sum_for_dispersion    two sums of residuals: how much more targets vary than the loss implies
 
 Results of rows in memory and of remote clients agree up to rounding, and hyperparameters that are resolved from them
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mooring.core.client_functions import client_function, rows_function
@@ -22,10 +23,10 @@ from mooring.estimates.client_summaries import ClientSummary, summarize_clients
 
 
 class PointAndHessian(NamedTuple):
-    """A gradient or a model of each client, and the Hessian of its loss."""
+    """Gradients or models of each client, and the Hessians of its loss."""
 
-    point: Tensor  # [C, d]
-    hessian: Tensor  # [C, d, d]
+    point: Tensor  # [C, d], or [C, k, d]
+    hessian: Tensor  # [C, d, d], or [C, k, d, d]
 
 
 class DispersionSums(NamedTuple):
@@ -48,9 +49,15 @@ def differentiate_at(task: Task, batch: Batch, *, w: Tensor) -> PointAndHessian:
 
 @client_function
 def fit_penalized(task: Task, batch: Batch, lam: Tensor, start: Tensor, *, center: Tensor) -> PointAndHessian:
-    """Minimizers of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and the Hessians of L_i there."""
-    v = require(task, HasProx).prox(center.to(task.dtype), lam.to(task.dtype), batch, start)
-    return PointAndHessian(v, require(task, HasHessian).hessian(v, batch).double())
+    """Minimizers of L_i(v) + 1/2 sum_j lam_ikj (v_j - center_j)^2 for each k, and the Hessians of L_i there.
+
+    The first is searched from `start`, each other one from the one before.
+    """
+    points, hessians = [start], []
+    for pull in lam.to(task.dtype).unbind(1):
+        points.append(require(task, HasProx).prox(center.to(task.dtype), pull, batch, points[-1]))
+        hessians.append(require(task, HasHessian).hessian(points[-1], batch).double())
+    return PointAndHessian(torch.stack(points[1:], 1), torch.stack(hessians, 1))
 
 
 @client_function

@@ -63,14 +63,11 @@ def estimate_federation(task: Task, rows: ClientRows, p: Tensor, everything: boo
     size = rows.size
     with_rows = torch.nonzero(size > 0)[:, 0]
     sampled = rows if len(with_rows) == len(size) else rows.select(with_rows)
-    scalar = estimate_random_effects(task, sampled)
+    forms = [form for form in available_forms(task) if form == "scalar" or (form == "diagonal" and everything)]
+    estimates = sampled.map_independent(lambda form: [estimate_random_effects(task, sampled, form)], forms)
+    (scalar,), (diagonal,) = next(estimates), next(estimates, [None])
     if scalar is None:
         return None
-    diagonal = (
-        estimate_random_effects(task, sampled, "diagonal")
-        if everything and "diagonal" in available_forms(task)
-        else None
-    )
     summary = summarize_rows(task, sampled) if everything else None
     weight = p[with_rows].double()
     ridge = omitted_ridge(task)

@@ -113,11 +113,11 @@ def fit_laplace(
 ) -> RandomEffects:
     """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
 
-    `refit(center [d], lam [m, d])` returns each client's minimizer of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
-    the Hessian of L_i there. Each round replaces n_i L_i by its quadratic at the penalized fit and estimates w and
-    tau^2 as for a linear task with noise 1. That is penalized quasi-likelihood, which halves tau^2 of binary
-    targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians change with
-    tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
+    `refit(center [d], lam [m, k, d])` returns, for each client and k, the minimizer of L_i(v) + 1/2 sum_j lam_ikj
+    (v_j - center_j)^2 and the Hessian of L_i there. Each round replaces n_i L_i by its quadratic at the penalized fit
+    and estimates w and tau^2 as for a linear task with noise 1. That is penalized quasi-likelihood, which halves tau^2
+    of binary targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians
+    change with tau (`_tilt`), which takes a second fit per round. What remains is about -20% at 4 rows per coefficient.
     It starts from `variance`, one or [d], and ends when the relative change of a round is below `tolerance`.
     """
     _check_form(form, VARIANCE_FORMS)
@@ -140,10 +140,11 @@ def _laplace(
     for _ in range(MAX_LAPLACE_ROUNDS):
         now = torch.maximum(t, floor)
         lam = 1 / (n[:, None] * now)
-        modes, hessians = refit(center, lam)
-        data = _quadratic(n, modes.double(), hessians.double(), lam, center)
+        modes, hessians = refit(center, torch.stack([lam, lam / (1 + VARIANCE_PROBE_SHARE)], 1))
+        hessians = hessians.double()
+        data = _quadratic(n, modes[:, 0].double(), hessians[:, 0], lam, center)
         state = evaluate_deviance(data, now)
-        tilt = _tilt(state, n, hessians.double(), refit, center, lam)
+        tilt = _tilt(state, n, hessians[:, 0], hessians[:, 1])
         data = data._replace(tilt=tilt, near=now)
         at, _, warnings = _best(data, form, start=now, iterations=STEPS_PER_REFIT, intercepts=intercepts)
         # A coefficient whose spread converges to 0 need not converge fully.
@@ -222,13 +223,13 @@ def _quadratic(n: Tensor, modes: Tensor, hessians: Tensor, lam: Tensor, center: 
     return factor_likelihoods(k, b, torch.zeros_like(n), None)
 
 
-def _tilt(at: RemlState, n: Tensor, before: Tensor, refit: Refit, center: Tensor, lam: Tensor) -> Tensor:
+def _tilt(at: RemlState, n: Tensor, before: Tensor, after: Tensor) -> Tensor:
     """[d]: how sum_i log|1 + T n_i H_i| changes with log t because the fits, hence their Hessians, move with t.
 
-    One difference gives the change for all t; it is divided in proportion to each coefficient's effect on the fits.
+    One difference, to the Hessians `after` a change of t by VARIANCE_PROBE_SHARE, gives the change for all t; it is
+    divided in proportion to each coefficient's effect on the fits.
     """
-    before, t = before.clone(), at.t
-    after = refit(center, lam / (1 + VARIANCE_PROBE_SHARE))[1].double()
+    t = at.t
     change = float((n[:, None, None] * at.covs * (after - before)).sum()) / log1p(VARIANCE_PROBE_SHARE)
     if abs(change) < NEGLIGIBLE_SHARE * len(n):
         return torch.zeros_like(t)

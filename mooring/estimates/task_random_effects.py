@@ -1,9 +1,9 @@
 """Random effects of a task's clients: the estimator of each kind of task, and the clients that it uses.
 
     linear tasks          restricted likelihood of the sums that clients send once (`fit_reml`)
-    other smooth convex   Laplace's approximation (`fit_laplace`): in each exchange clients get a center and a
-                          pull, and send their penalized fit and its Hessian; some 5 to 40 exchanges. Losses that are no
-                          likelihoods, and counts, are divided by their dispersion
+    other smooth convex   Laplace's approximation (`fit_laplace`): in each exchange clients get a center and two
+                          pulls, and send their penalized fits and the Hessians there; some 3 to 40 exchanges. Losses
+                          that are no likelihoods, and counts, are divided by their dispersion
     all others            None: nonsmooth losses, losses without a known dispersion, networks, very many parameters; one
                           client; hardly a row beyond the parameters; rows that leave noise
                           and spread unseparated
@@ -116,8 +116,9 @@ def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffec
     modes = [common.to(task.dtype).expand(len(n), -1)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-        modes[0], hessians = fit_penalized(task, rows, lam, modes[0], center=center)
-        return modes[0], hessians
+        fits, hessians = fit_penalized(task, rows, lam, modes[0], center=center)
+        modes[0] = fits[:, -1]
+        return fits, hessians
 
     tolerance = LAPLACE_TOLERANCE if near is None else WARM_START_TOLERANCE
     intercepts = max(count_intercepts(task), 1)

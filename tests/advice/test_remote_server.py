@@ -30,7 +30,8 @@ from mooring.runs.directory import open_run
 from tests.engines.local_grid import LocalGrid
 from tests.engines.test_flower import Clock
 
-CLOSE = 1e-8
+CLOSE = 1e-8  # of linear tasks; fits by Newton's method start elsewhere across machines: see NEWTON_CLOSE
+NEWTON_CLOSE = 1e-6
 WORDS = ("recommended", "confidence", "is_outlier", "plan")
 LINEAR_IN_TWO_FOLDS = 'folds = 2\ntheory = false\nshape = "linear"'
 CASES = {  # an embedded table: clients, columns, rows of each, and options of [advice]
@@ -64,10 +65,11 @@ def homes_of(path, state):
 
 
 def assert_same_advice(apart, here, close=CLOSE):
-    """Recommendations and words are equal, models to `close`, improvements, which are differences of losses, to 1e-6.
+    """Recommendations and words are equal, models to `close`, improvements, which are differences of losses, to 1e-6 or
+    ten times `close`.
 
-    Newton's method ends with the step after a gradient of `path.NEAR_ENOUGH` = 1e-4; one step further, which rounding
-    may decide about, changes models by about the square of that over the curvature, which ridges keep above 1e-4."""
+    Newton's method ends with the step after a gradient of `lambda_path.RELATIVE_GRADIENT_TOLERANCE` = 1e-4; another
+    start changes models by about the square of that over the curvature, which ridges keep above 1e-4."""
     order = [apart.job.clients.names.index(name) for name in here.job.clients.names]
     for which in ("local", "personal", "recommended"):
         torch.testing.assert_close(
@@ -80,7 +82,7 @@ def assert_same_advice(apart, here, close=CLOSE):
         assert ours[column].tolist() == theirs[column].tolist(), column
     for column in theirs.select_dtypes("number"):
         pair = (frame[column].to_numpy(float) for frame in (ours, theirs))
-        np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-8, err_msg=column)
+        np.testing.assert_allclose(*pair, rtol=max(1e-6, 10 * close), atol=1e-8, err_msg=column)
     assert apart.headline == here.headline and apart.words == here.words
 
 
@@ -110,7 +112,8 @@ def federation(request, tmp_path_factory):
 def test_verdicts_and_models_are_the_simulators(federation):
     path, homes, _, apart, out = federation
     here = advise(path)
-    assert_same_advice(apart, here)
+    close = CLOSE if apart.job.task.name == "linear" else NEWTON_CLOSE
+    assert_same_advice(apart, here, close)
     assert open_run(out).models.personal is None  # each client has its own
     later = personalize(out, homes[0].path)  # as a newcomer, whose rows are here
     place = here.job.clients.names.index(homes[0].name)
@@ -126,7 +129,7 @@ def test_verdicts_and_models_are_the_simulators(federation):
         )
         own = open_run(home.folder / RESULT_DIR).models.personal[0]
         place = here.job.clients.names.index(home.name)
-        torch.testing.assert_close(own, here.models.recommended[place], rtol=CLOSE, atol=CLOSE)
+        torch.testing.assert_close(own, here.models.recommended[place], rtol=close, atol=close)
         predicted = predict(home.folder / RESULT_DIR, home.path)[0]  # whose rows these are needs no word
         assert list(predicted["client"]) == [home.name] * row["rows"]
         assert predicted.equals(predict(home.folder / RESULT_DIR, home.path, client=home.name)[0])
@@ -151,8 +154,8 @@ def test_no_value_of_a_row_is_in_any_reply(federation):
         else:  # the gradient at 0, from which the first global model is looked for
             total = home.task.grad(torch.zeros(1, home.task.dim, dtype=torch.float64), rows.padded())[0].numpy()
         assert found(total) == sorted(total)
-    letters = len(grid.log) / len(homes)
-    assert letters < (50 if homes[0].task.name == "linear" else 500)  # see docs/remote-advice.md
+    messages = len(grid.log) / len(homes)
+    assert messages < (50 if homes[0].task.name == "linear" else 80), messages  # see docs/remote-advice.md
 
 
 def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
@@ -193,7 +196,7 @@ def test_counts_and_several_classes(kind, tmp_path):
         read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
     )
     # Scores of classes are known up to a constant: only the ridge bends the loss along it.
-    assert_same_advice(apart, advise(path), close=1e-6)
+    assert_same_advice(apart, advise(path), close=NEWTON_CLOSE)
 
 
 def test_questions_of_work_side_by_side_travel_together():

@@ -5,6 +5,7 @@ from scipy.stats import f as fisher
 from scipy.stats import ncf
 
 from mooring.core.errors import RequestError
+from mooring.estimates.client_queries import fit_penalized
 from mooring.estimates.client_summaries import (
     LocalFits,
     compute_linear_stats,
@@ -178,11 +179,9 @@ def test_likelihood_works_for_logistic_clients_with_few_rows():
     task, p = Logistic(3, intercept=False, ridge=0.0), np.full(60, 1 / 60)
     for r, low in ((1.2, True), (0.0, False)):
         rows, _, _ = logistic_rows([3] * 20 + [40] * 40, truths(60, 3, r, p, rng), rng)
-        batch = rows.padded()
 
-        def refit(center, lam, batch=batch):
-            modes = task.prox(center[None], lam, batch)
-            return modes, task.hessian(modes, batch)
+        def refit(center, lam, rows=rows):
+            return fit_penalized(task, rows, lam, torch.zeros(60, 3).double(), center=center)
 
         spread = fit_laplace(rows.size, refit, torch.zeros(3).double())
         found = estimate_radius_by_likelihood(spread, rows.size.double(), torch.from_numpy(p))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from mooring.estimates.client_queries import fit_penalized
 from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats, fit_logistic, trace
 from mooring.estimates.constants import gradient_noise, smoothness, strong_convexity
 from mooring.estimates.federation_estimates import estimate_federation
@@ -142,11 +143,10 @@ def test_logistic_fits_and_a_given_spread():
     rng = np.random.default_rng(3)
     w = truths(20, 2, 1.0, np.full(20, 1 / 20), rng)
     rows, _, _ = logistic_rows([60] * 20, w, rng)
-    task, batch = Logistic(2, intercept=False, ridge=0.0), rows.padded()
+    task = Logistic(2, intercept=False, ridge=0.0)
 
     def refit(center, lam):
-        modes = task.prox(center[None], lam, batch)
-        return modes, task.hessian(modes, batch)
+        return fit_penalized(task, rows, lam, torch.zeros(20, 2).double(), center=center)
 
     spread = fit_laplace(rows.size, refit, torch.zeros(2).double())
     fits = fit_logistic(rows)

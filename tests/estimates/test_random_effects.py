@@ -6,8 +6,10 @@ from scipy.optimize import minimize, minimize_scalar
 from statsmodels.regression.mixed_linear_model import MixedLMParams
 
 from mooring.core.errors import RequestError
+from mooring.estimates.client_queries import fit_penalized
 from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats
 from mooring.estimates.random_effects import (
+    VARIANCE_PROBE_SHARE,
     _quadratic,
     _tilt,
     deviance_gain,
@@ -197,8 +199,9 @@ def test_laplace_is_exact_for_quadratic_losses():
     stats, _, _, _ = federation(m=12, n=[2, 5, 9, 30, 14, 3] * 2, seed=3)
 
     def refit(center, lam):
-        modes = torch.linalg.solve(stats.gram + torch.diag_embed(lam), (stats.moment + lam * center)[..., None])
-        return modes[..., 0], stats.gram
+        gram, moment = stats.gram[:, None], stats.moment[:, None]
+        modes = torch.linalg.solve(gram + torch.diag_embed(lam), (moment + lam * center)[..., None])
+        return modes[..., 0], gram.expand(-1, lam.shape[1], -1, -1)
 
     found = fit_laplace(stats.n, refit, torch.zeros(3).double())
     data = as_normal(stats, rows=False)
@@ -209,11 +212,8 @@ def test_laplace_is_exact_for_quadratic_losses():
 
 
 def logistic_refit(rows, task):
-    batch = rows.padded()
-
     def refit(center, lam):
-        modes = task.prox(center[None], lam, batch)
-        return modes, task.hessian(modes, batch)
+        return fit_penalized(task, rows, lam, torch.zeros(len(rows), task.dim).double(), center=center)
 
     return refit
 
@@ -240,12 +240,13 @@ def test_laplace_counts_how_hessians_move_with_the_spread():
     n, center, t = rows.size.double(), torch.full((2,), 0.5).double(), torch.full((2,), 0.4).double()
 
     def logs(wider):
-        hessians = refit(center, 1 / (n[:, None] * wider * t))[1]
+        hessians = refit(center, 1 / (n[:, None, None] * wider * t))[1][:, 0]
         return float(torch.linalg.slogdet(torch.eye(2).double() + t[:, None] * n[:, None, None] * hessians)[1].sum())
 
     lam = 1 / (n[:, None] * t)
-    modes, hessians = refit(center, lam)
-    tilt = _tilt(evaluate_deviance(_quadratic(n, modes, hessians, lam, center), t), n, hessians, refit, center, lam)
+    modes, hessians = refit(center, torch.stack([lam, lam / (1 + VARIANCE_PROBE_SHARE)], 1))
+    state = evaluate_deviance(_quadratic(n, modes[:, 0], hessians[:, 0], lam, center), t)
+    tilt = _tilt(state, n, hessians[:, 0], hessians[:, 1])
     assert float(tilt.sum()) == pytest.approx((logs(np.exp(1e-3)) - logs(np.exp(-1e-3))) / 2e-3, rel=0.1)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -102,10 +102,15 @@ def _fit_columns(
     by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in priors}
     unpulled = [setting for setting in settings if setting.family not in PULLED_FAMILIES]
     pulled = [setting for setting in settings if setting.family in PULLED_FAMILIES]
-    groups = [list(group) for _, group in groupby(pulled, lambda s: (s.family, s.ridge))]
+    fits = [
+        list(group) for _, group in groupby(unpulled, lambda s: s._replace(value=0.0) if s.family == MIXTURE else s)
+    ]
+    groups = [list(chain.from_iterable(part)) for part in rows.split_chain(fits, task.dim**2)]
+    for _, path in groupby(pulled, lambda s: (s.family, s.ridge)):
+        groups += rows.split_chain(list(path), task.dim**2)
 
     def solve(group: list[Setting]) -> Iterator[SettingModels]:
-        if group is unpulled:
+        if group[0].family not in PULLED_FAMILIES:
             yield from fit_unpulled(task, rows, p, group)
             return
         family, ridge = group[0].family, group[0].ridge
@@ -113,7 +118,7 @@ def _fit_columns(
         for setting, point in zip(group, solve_path(task, rows, p, [s.value for s in group], shape, ridge)):
             yield SettingModels(setting, point.w, point.v)
 
-    for models in rows.map_independent(solve, [unpulled, *groups] if unpulled else groups):
+    for models in rows.map_independent(solve, filter(None, groups)):
         yield from models
 
 

@@ -125,11 +125,15 @@ def cross_fit(
     if varying is not None:
         own = {i: setting for i, setting in choice.own.items() if setting.family != LOCAL}
         choice = choice._replace(own=own)
-    held, fitted, predictions = evaluate_folds(data, results, choice, tell, access)
+    chosen = choice
+    choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
+    steps: list[Callable[[], Any]] = [
+        lambda: evaluate_folds(data, results, chosen, tell, access),
+        lambda: fit_triple(task, all_rows, choice, priors, weights, sets),
+    ]
+    ((held, fitted, predictions),), (models,) = all_rows.map_independent(lambda step: [step()], steps)
     if len(choosers) < len(all_rows):
         held, fitted = (expand_sums(sums, choosers, len(all_rows)) for sums in (held, fitted))
-    choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
-    models = fit_triple(task, all_rows, choice, priors, weights, sets)
     known = join_predictions(predictions, choosers)
     if known is not None and known.by_model[LOCAL].ndim == 1:
         known = known._replace(new_clients=predict_new_clients(task, all_rows, choice, priors, weights, sets))

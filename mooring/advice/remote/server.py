@@ -2,7 +2,7 @@
 
 The server runs `advise` as on one machine; where that calls client functions, a message goes to each client, which
 computes them on its own rows. Independent work (the folds, the paths of each) is done side by side, and its calls
-travel together: a linear task takes a dozen messages to each client, a task of two classes some hundred. Clients keep
+travel together: a linear task takes a dozen messages to each client, a task of two classes some 80. Clients keep
 nothing between messages, so any call may be repeated, and an interrupted advice restarts.
 """
 

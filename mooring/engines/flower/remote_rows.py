@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from mooring.engines.flower.messenger import ClientFailedError
 from mooring.runs.tensor_files import flatten
 from mooring.tasks.linear import Quadratic
 
+MAX_PARALLEL_NUMBERS = 50_000  # of the Hessians of one chain of fits, in one message: 400 kB
+S = TypeVar("S")
 Part = tuple[Any, ...]  # which of a client's rows: ("train",), ("held", 0, 5), ...
 
 
@@ -38,8 +40,8 @@ class PendingCall:
     """A thread's call, and its result when there is one."""
 
     def __init__(self, path: tuple[int, ...], call: Any):
-        self.path, self.call = path, call
-        self.done, self.result = False, None
+        self.path, self.call, self.result = path, call, None
+        self.done = threading.Event()
         self.error: BaseException | None = None
 
 
@@ -60,8 +62,8 @@ class CallBatcher:
         with self.changed:
             self.pending.append(own)
             self.busy -= 1
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: own.done)
+            self.changed.notify()
+        own.done.wait()
         if own.error is not None:
             raise own.error
         return own.result
@@ -85,7 +87,7 @@ class CallBatcher:
                     unfinished or parent is None
                 ):  # the last one hands its place to the thread that waits for all of them
                     self.busy -= 1
-                self.changed.notify_all()
+                self.changed.notify()
 
         with self.changed:
             self.busy += len(items) - (parent is not None)
@@ -114,10 +116,9 @@ class CallBatcher:
                 except BaseException as error:
                     for pending in batch:
                         pending.error = error
-                for pending in batch:
-                    pending.done = True
                 self.busy += len(batch)
-                self.changed.notify_all()
+                for pending in batch:
+                    pending.done.set()
 
 
 class RemoteRows:
@@ -147,6 +148,11 @@ class RemoteRows:
 
     def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
         return self.calls.map_independent(work, items)
+
+    def split_chain(self, items: list[S], numbers: int) -> list[list[S]]:
+        """As many parts as fit into one message: fits that start from one another wait for one another's messages."""
+        length = -(-len(items) // max(MAX_PARALLEL_NUMBERS // numbers, 1)) or 1
+        return [items[k : k + length] for k in range(0, len(items), length)]
 
     def keep_batches(self) -> AbstractContextManager[None]:
         return nullcontext()
