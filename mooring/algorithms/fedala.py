@@ -93,14 +93,19 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         batch = int(self.batch) or None
         passes = torch.where(client.updates == 1, self.first_passes, 1) * (client.updates > 0)
         steps = (self.sample * batches_per_epoch(data.train.size, batch)).ceil().long() * passes
-        gap = torch.where(head_coefficients(task, self.layers), server.w - client.v, 0.0)
+        moving = head_coefficients(task, self.layers)
+        a, gap = client.weights[:, moving], (server.w - client.v)[:, moving]
+        u = torch.where(moving, client.v, server.w)
+        top = task.freeze(~moving) or task  # the body below costs no gradient
         work: dict[str, Any] = {"draws": self.draws, "trains_buffers": True}  # a_i leaves them to local training
-        a = client.weights
         for step in minibatches(task, data, round, batch=batch, steps=steps, slot=WEIGHT_SLOT, **work):
-            slope = task.grad(client.v + (server.w - client.v) * a, step.batch) * gap
+            u[:, moving] = client.v[:, moving] + gap * a
+            slope = top.grad(u, step.batch)[:, moving] * gap
             moved = (a - self.weight_eta * slope).clamp(0, 1)
             a = moved if step.active is None else torch.where(step.active[:, None], moved, a)
-        return a
+        weights = client.weights.clone()
+        weights[:, moving] = a
+        return weights
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         return GlobalState(*apply_change(self, server.w, server.moments, mean))

@@ -99,6 +99,10 @@ class MeteredTask:
     def derive(self, build: Callable[[Task], Task]) -> Task:
         return count_costs(self._task.derive(build), self._meter)
 
+    def freeze(self, mask: Tensor) -> Task | None:
+        frozen = self._task.freeze(mask)
+        return None if frozen is None else count_costs(frozen, self._meter)
+
     def record_draw(self, batch: Condensed) -> None:
         self._meter.samples += self._task.count(batch)
 

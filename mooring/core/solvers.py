@@ -42,7 +42,7 @@ class Box(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """All w whose coordinates in `mask` have the given values."""
+    """All w whose coordinates in `mask` have the given values: those that training starts from."""
 
     mask: Tensor  # [d] bool
     values: Tensor  # [d] or [C, d]
@@ -125,6 +125,8 @@ def train(
     `state` is that of `Optimizer.init`; None: fresh.
     """
     fixed = region if isinstance(region, Fixed) else None
+    frozen = None if fixed is None else task.freeze(fixed.mask)
+    task = task if frozen is None else frozen
     training_steps = task.training_steps(data.train) if region is None or fixed is not None else None
     if training_steps is not None:
         counts = count_local_steps(data.train.size, batch, steps, epochs)
@@ -137,7 +139,7 @@ def train(
             training_steps(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys, fixed))
             first += len(sizes)
         return v, state
-    fusible = rule.is_plain and region is None
+    fusible = rule.is_plain and (region is None or frozen is not None)
     summed = batch is None and isinstance(task, HasSummary)
     local_steps = task.local_steps(data.train) if fusible and not summed else None
     if local_steps is not None:

@@ -270,6 +270,11 @@ class Task(ABC):
         """Another task, built from this one; its work counts as this task's."""
         return build(self)
 
+    def freeze(self, mask: Tensor) -> Task | None:
+        """The task whose gradients are 0 at the coefficients in mask [d], which costs less, and whose local steps leave
+        them as they are; None where the task has no such form."""
+        return None
+
     # Faster ways to take local steps: None where a task has none.
 
     def step_in_place(self) -> InPlaceStep | None:

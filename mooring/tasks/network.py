@@ -135,9 +135,14 @@ class NetworkTask(Task):
         frozen = any(not p.requires_grad for p in self.module.parameters())
         self.is_perceptron = is_perceptron(self.module) and not frozen and not has_dropout(self.module)
         self.convolutional = per_client.has_convolution(self.module)
+        self.is_large_perceptron = self.is_perceptron and (
+            self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
+        )
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.kernels = kernels
-        self.two_headed: Any = None  # the task with a second head, once it is asked for (`two_heads`)
+        self.frozen: frozenset[str] = frozenset()  # parameters that `freeze` leaves as they are
+        self.variants: dict[Any, NetworkTask] = {}  # tasks that were made from this one, to be used again
+        self.trainer: NetworkTrainer | None = None
 
     @property
     def compiles(self) -> bool:
@@ -378,7 +383,14 @@ class NetworkTask(Task):
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         if batch.key is not None and self._trains_by_client(batch.x[:, :PROBE_ROWS], batch.y[:, :PROBE_ROWS]):
-            return NetworkTrainer(self).gradients(w, batch)[0]
+            return self._trainer().gradients(w, batch)[0]
+        busy = batch.weight.any(1)
+        if not bool(busy.all()) and (self.convolutional or self.stacks is False or self.is_structured):
+            out = torch.zeros_like(w)  # clients are evaluated one by one: those without rows cost nothing
+            if bool(busy.any()):
+                out[busy] = self.grad(w[busy], Batch(*(part[busy] for part in batch[:3])))
+            out[~busy] = self._add_penalty(out[~busy], w[~busy])
+            return out
         w, batch = self._here(w, batch)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
@@ -388,18 +400,52 @@ class NetworkTask(Task):
                 return (batch.weight * self._each_loss(output, batch.y)).sum()
 
             perceptron_grad(self.module, self.layers(w.detach()), batch.x, total, places)
+        elif self.convolutional and not self._is_structured(batch):
+            self._grad_by_client(w, batch, out)
         else:
             self._grad_by_autograd(w, batch, places)
-        out[:, self.parameter_dim :] = 0
+        return self._add_penalty(out, w).cpu()
+
+    def _add_penalty(self, g: Tensor, w: Tensor) -> Tensor:
+        """Gradients g [C, d] of the data with the ridge's, in place; 0 at buffers and frozen parameters."""
+        g[:, self.parameter_dim :] = 0
         if self.ridge:
-            out[:, : self.parameter_dim].add_(w[:, : self.parameter_dim], alpha=self.ridge)
-        return out.cpu()
+            g[:, : self.parameter_dim].add_(w[:, : self.parameter_dim], alpha=self.ridge)
+        if self.frozen:
+            places = self.layers(g)
+            for name in self.frozen:
+                places[name].zero_()
+        return g
 
     def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
         if not self.buffer_shapes:
             return self.grad(w, batch), None
         self._probe(batch.x[0, :PROBE_ROWS], batch.y[0, :PROBE_ROWS])
-        return NetworkTrainer(self).gradients(w, batch)
+        return self._trainer().gradients(w, batch)
+
+    def _trainer(self) -> NetworkTrainer:
+        self.trainer = self.trainer or NetworkTrainer(self)
+        return self.trainer
+
+    def freeze(self, mask: Tensor) -> NetworkTask | None:
+        names = frozenset(
+            block.name for block in self.layout if bool(mask[block.place].any()) and block.name in self.shapes
+        )
+        if not all(bool(mask[block.place].all()) for block in self.layout if block.name in names):
+            return None
+        return self.variant(names, lambda: _freeze(self, names))
+
+    def variant(self, key: Any, make: Callable[[], NetworkTask]) -> NetworkTask:
+        """The task that `make` makes from this one, made once per key."""
+        if key not in self.variants:
+            self.variants[key] = make()
+        return self.variants[key]
+
+    def copy_settings(self, task: NetworkTask) -> None:
+        """Take over what another network's task is, but for what was made for its module."""
+        self.__dict__.update(task.__dict__)
+        self.variants, self.trainer, self.stacks = {}, None, None
+        self.is_perceptron, self.kernels = False, "torch"
 
     def step_in_place(self) -> InPlaceStep | None:
         return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None
@@ -407,8 +453,7 @@ class NetworkTask(Task):
     @property
     def steps_by_client(self) -> bool:
         """Whether local steps are faster client by client than stacked: large perceptrons, and convolutions."""
-        large = self.is_perceptron and self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
-        return (self.convolutional or large) and self.device.type == "cpu"
+        return (self.convolutional or self.is_large_perceptron) and self.device.type == "cpu"
 
     def local_steps(self, rows: Rows) -> LocalSteps | None:
         return self._client_by_client if self.steps_by_client and self._reads(rows) else None
@@ -421,7 +466,7 @@ class NetworkTask(Task):
         """Every client's steps in training mode: see `network_training`."""
         some = torch.arange(min(PROBE_ROWS, len(rows.y)))[None]
         by_client = self._trains_by_client(*rows.rows_at(some)) if len(rows.y) else bool(self.by_client)
-        return NetworkTrainer(self).train if by_client else None
+        return self._trainer().train if by_client else None
 
     def try_forward(self, rows: Rows) -> Any:
         """What the network returns for the first rows; random states stay as they were."""
@@ -433,7 +478,7 @@ class NetworkTask(Task):
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
         self._probe(x[0], y[0])
         if self.by_client is None:
-            self.by_client = self.is_random and NetworkTrainer(self).draws_random_numbers(x[0], y[0])
+            self.by_client = self.is_random and self._trainer().draws_random_numbers(x[0], y[0])
             self.is_random = self.by_client
         return self.by_client
 
@@ -448,7 +493,7 @@ class NetworkTask(Task):
             with net.quick():
                 per_client.stay(perceptron_per_client.client(net), net.labels, v, *how, ridge=self.ridge)
         else:
-            work = per_client.make_module_update(self.module, self._places(), self._loss_of_one)
+            work = per_client.make_module_update(self.module, self._places(), self._loss_of_one, self.frozen)
             per_client.stay(work, per_client.keep_labels, v, *how, ridge=self.ridge)
 
     def _mixed_client_by_client(self, *how: Any) -> None:
@@ -486,9 +531,23 @@ class NetworkTask(Task):
         assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
         perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, self._places())
 
+    def _grad_by_client(self, w: Tensor, batch: Batch, out: Tensor) -> None:
+        """Put the clients' gradients into out [C, d], one after another by a module that is made for speed."""
+        module = per_client.FastModule(self.module, self._places(), self.frozen)
+        x = batch.x.to(self.dtype) if batch.x.dtype.is_floating_point else batch.x
+        for c in range(len(w)):
+            module.load(w[c])
+            with torch.enable_grad():
+                loss = (batch.weight[c] * self._loss_of_one(module.module(x[c]), batch.y[c])).sum()
+                module.put_gradient(loss, out[c])
+
+    def _is_structured(self, batch: Batch) -> bool:
+        self._probe(batch.x[0], batch.y[0])
+        return bool(self.is_structured or self.buffer_shapes)
+
     def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         layers = self.layers(w.detach())
-        leaves = {name: layers[name].detach().requires_grad_() for name in self.shapes}
+        leaves = {name: layers[name].detach().requires_grad_() for name in self.shapes if name not in self.frozen}
         with torch.enable_grad():
             total = (batch.weight * self._row_losses(layers | leaves, batch)).sum()
             parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -572,6 +631,13 @@ class NetworkTask(Task):
         self._grad_by_autograd(w + far * v, batch, self.layers(ahead))
         self._grad_by_autograd(w - far * v, batch, self.layers(behind))
         return (ahead - behind) / (2 * far)
+
+
+def _freeze(task: NetworkTask, names: frozenset[str]) -> NetworkTask:
+    frozen = copy.copy(task)
+    frozen.copy_settings(task)
+    frozen.frozen = names
+    return frozen
 
 
 class TargetUnitsModule(nn.Module):

@@ -34,6 +34,10 @@ class NetworkTrainer:
         places = {part.name: part.place for part in task.layout}
         self.parts = [(named[name], places[name]) for name in task.shapes]
         self.leaves = [part for part, _ in self.parts]
+        moving = [(named[name], places[name]) for name in task.shapes if name not in task.frozen]
+        self.moving, self.moving_places = [part for part, _ in moving], [place for _, place in moving]
+        for name in task.frozen:
+            named[name].requires_grad_(False)
         self.buffers = [(buffers[name], places[name]) for name in task.buffer_shapes]
 
     def _is_tracked(self, layer: nn.Module) -> bool:
@@ -64,11 +68,17 @@ class NetworkTrainer:
         torch.manual_seed(int(key) >> 1)
         with torch.enable_grad():
             loss = task.minibatch_loss(self.module, x, y)
-            grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+            grads = torch.autograd.grad(loss, self.moving, allow_unused=True)
         self.module.train() if single else None
-        return torch.cat(
-            [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(self.leaves, grads)]
-        )
+        if len(self.moving) == len(self.leaves):
+            return torch.cat(
+                [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(self.leaves, grads)]
+            )
+        out = self.leaves[0].new_zeros(self.dim)
+        for g, place in zip(grads, self.moving_places):
+            if g is not None:
+                out[place] = g.flatten()
+        return out
 
     def train(
         self, v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, terms: Any

@@ -38,7 +38,7 @@ class TwoHeadedTask(NetworkTask):
     """The task of a network with a second head; its loss is the sum of both heads' losses."""
 
     def __init__(self, task: NetworkTask):
-        self.__dict__.update(task.__dict__)
+        self.copy_settings(task)
         self.module = copy.deepcopy(task.module)
         layer = trained_blocks(task)[-1].layer
         self.module.set_submodule(layer, TwoHeads(self.module.get_submodule(layer)))  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ class TwoHeadedTask(NetworkTask):
         self.parameter_dim = sum(shape.numel() for shape in self.shapes.values())
         self.sizes = [shape.numel() for shape in (self.shapes | self.buffer_shapes).values()]
         self.dim = sum(self.sizes)
-        self.is_perceptron, self.kernels, self.stacks = False, "torch", None
+        self.is_large_perceptron = False
 
     def join(self, w: Tensor, h: Tensor) -> Tensor:
         """[C, dim]: models w [C, d] with personal heads h [C, d], which are 0 elsewhere."""
@@ -93,9 +93,4 @@ def add_personal_head(task: Task, rows: Rows) -> TwoHeadedTask | None:
     reads_whole_output = task.has_own_loss and not isinstance(output, Tensor)
     if reads_whole_output or len(seen) != 1 or main_output(output) is not seen[0]:
         return None
-    return task.derive(_find_or_make)  # type: ignore[return-value]
-
-
-def _find_or_make(task: Any) -> TwoHeadedTask:
-    task.two_headed = task.two_headed or TwoHeadedTask(task)
-    return task.two_headed
+    return task.derive(lambda network: network.variant("two heads", lambda: TwoHeadedTask(network)))  # type: ignore

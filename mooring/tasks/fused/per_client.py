@@ -144,35 +144,61 @@ def pool_first(layers: nn.Sequential) -> None:
             layers[i], layers[i + 1] = layers[i + 1], layers[i]
 
 
-def make_module_update(module: nn.Module, places: dict[str, slice], loss: Loss) -> ClientUpdate:
-    """A client's steps by any module, a copy of it, along the mean of `loss`(predictions, y) [B].
+class FastModule:
+    """A copy of a module whose parameters lie in a vector at `places`; those that are `frozen` have no gradient.
 
     Convolutions have their channels last, which suits PyTorch's pooling better and its convolutions as well.
     """
-    own = deepcopy(module)
-    for layers in own.modules():
-        if type(layers) is nn.Sequential:
-            pool_first(layers)
-    named = dict(own.named_parameters())
-    parts = [(named[name], place) for name, place in places.items()]
-    leaves = [part for part, _ in parts]
-    for part in leaves:
-        if part.ndim == 4:
-            part.data = torch.empty(part.shape, dtype=part.dtype, memory_format=torch.channels_last)
+
+    def __init__(self, module: nn.Module, places: dict[str, slice], frozen: frozenset[str]):
+        self.module = deepcopy(module)
+        for layers in self.module.modules():
+            if type(layers) is nn.Sequential:
+                pool_first(layers)
+        named = dict(self.module.named_parameters())
+        self.parts = [(named[name], place) for name, place in places.items()]
+        self.moving = [(named[name], place) for name, place in places.items() if name not in frozen]
+        self.leaves = [part for part, _ in self.moving]
+        for part, _ in self.parts:
+            if part.ndim == 4:
+                part.data = torch.empty(part.shape, dtype=part.dtype, memory_format=torch.channels_last)
+        for name in frozen:
+            named[name].requires_grad_(False)
+
+    def load(self, vector: Tensor) -> None:
+        """Take the parameters of a vector [d]."""
+        with torch.no_grad():
+            for part, place in self.parts:
+                part.copy_(vector[place].view(part.shape))
+
+    def put_gradient(self, loss: Tensor, into: Tensor) -> None:
+        """Put the gradient of a loss of the module's output into its places [d]; 0 where frozen."""
+        grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+        into.zero_()
+        for grad, (part, place) in zip(grads, self.moving):
+            if grad is not None:
+                into[place].view(part.shape).copy_(grad)
+
+
+def make_module_update(
+    module: nn.Module, places: dict[str, slice], loss: Loss, frozen: frozenset[str] = frozenset()
+) -> ClientUpdate:
+    """A client's steps by any module, a copy of it, along the mean of `loss`(predictions, y) [B]; parameters that are
+    `frozen` keep their values."""
+    own = FastModule(module, places, frozen)
+    parts, moving, leaves = own.parts, own.moving, own.leaves
 
     def work(begin: Tensor, v: Tensor, hold: ClientPull, pool: Tensor, steps: Steps) -> None:
-        with torch.no_grad():
-            for part, place in parts:
-                part.copy_(begin[place].view(part.shape))
-        pulls = [hold.at(place, part.shape) for part, place in parts]
+        own.load(begin)
+        pulls = [hold.at(place, part.shape) for part, place in moving]
         for rate, index, y in steps:
             if not rate:
                 continue
-            grads: Any = [None] * len(parts)
+            grads: Any = [None] * len(moving)
             if len(y):
                 with torch.enable_grad():
                     grads = torch.autograd.grad(
-                        loss(own(pool.index_select(0, index)), y).mean(), leaves, allow_unused=True
+                        loss(own.module(pool.index_select(0, index)), y).mean(), leaves, allow_unused=True
                     )
             with torch.no_grad():
                 for part, slope, (held, towards) in zip(leaves, grads, pulls):
