@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -31,17 +32,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mooring.advice.advise import advise
+from mooring.advice.new_clients.personalize import personalize
 from mooring.app.jobs import Job, Jobs
 from mooring.core.errors import RequestError
-from mooring.data.data_checks import Finding, check
+from mooring.data.cures import Cure
+from mooring.data.data_checks import SEVERITIES, check
 from mooring.data.file_readers import ENDINGS
 from mooring.data.load_options import LoadOptions
 from mooring.data.role_guesses import describe_columns, guess_client_columns, guess_target_columns
 from mooring.data.table_sources import read_source
 from mooring.engines.export import export
+from mooring.engines.predict import predict, stored_intervals
 from mooring.report.html_report import get_environment, read_template, write_report
 from mooring.report.report_contents import collect_contents
-from mooring.runs.atomic_files import csv_bytes, write_atomically
+from mooring.runs.atomic_files import csv_bytes, excel_bytes, write_atomically
 from mooring.runs.directory import MODELS_FILE, REPORT_FILE, RUN_FILE, open_run
 
 PACKAGE = "mooring.app"
@@ -49,7 +53,24 @@ LOOPBACK = "127.0.0.1"
 ALLOWED_HOSTS = [LOOPBACK, "localhost"]
 MAX_TABLE_BYTES = 2**31  # of a dropped table
 SMALL_CLIENT_ROWS = 5  # clients with fewer rows are left out on request
-TABLES, RUNS = "tables", "runs"  # the two folders of the page
+TABLES, RUNS, PREDICTIONS = "tables", "runs", "predictions"  # the folders of the page
+PREDICTION_LEVEL = 0.9  # of prediction intervals
+OPTION_TYPES: dict[str, type] = {  # options of a table, in addresses and requests
+    "client": str,
+    "target": str,
+    "drop": list,
+    "sheet": str,
+    "header_row": int,
+    "na": list,
+    "categorical": list,
+    "merge_levels": list,
+    "allow": list,
+    "drop_repeats": bool,
+    "winsorize": float,
+    "drop_small": bool,
+}
+READING_OPTIONS = ("sheet", "header_row", "na", "categorical")  # those that change how cells are read
+CURE_OPTIONS = ("na", "categorical", "merge_levels", "allow", "drop_repeats", "winsorize", "drop_small")
 DOWNLOADS = {  # files of a finished run
     "report": "the report, one file that opens offline",
     "models": "each client's recommended model, for `mooring.open` and `mooring predict`",
@@ -100,6 +121,9 @@ def build_app(folder: Path, token: str) -> Starlette:
         Route("/runs/{name}/state", run_state),
         Route("/runs/{name}/delete", delete_run, methods=["POST"]),
         Route("/runs/{name}/rename", rename_run, methods=["POST"]),
+        Route("/runs/{name}/predict", predict_file, methods=["POST"]),
+        Route("/runs/{name}/join", add_client, methods=["POST"]),
+        Route("/runs/{name}/predictions/{file}", download_predictions),
         Route("/runs/{name}/{what}", download),
     ]
     guards = [
@@ -149,7 +173,8 @@ async def show_refusal(request: Request, error: Exception) -> Response:
 
 async def show_home(request: Request) -> Response:
     folder = request.app.state.folder
-    finished = [path.name for path in sorted((folder / RUNS).glob("*")) if (path / MODELS_FILE).is_file()]
+    runs = sorted((folder / RUNS).glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    finished = [path.name for path in runs if (path / MODELS_FILE).is_file()]
     return render_page("home.html", "", finished=finished, endings=", ".join(ENDINGS), folder=folder)
 
 
@@ -163,7 +188,11 @@ async def static(request: Request) -> Response:
 
 
 async def upload_table(request: Request) -> Response:
-    """Store an uploaded table under a new name."""
+    return JSONResponse({"next": f"tables/{(await store_upload(request)).name}"})
+
+
+async def store_upload(request: Request) -> Path:
+    """Store an uploaded table under a new name, and return its path; what is no table is refused."""
     file_name = Path(request.query_params.get("name", "")).name
     path = free_name(request.app.state.folder / TABLES, re.sub(r"[^\w.-]+", "-", file_name).strip(".-") or "table.csv")
     data = bytearray()
@@ -177,7 +206,7 @@ async def upload_table(request: Request) -> Response:
     except Exception:
         path.unlink()
         raise
-    return JSONResponse({"next": f"tables/{path.name}"})
+    return path
 
 
 def free_name(folder: Path, name: str, reserved: Container[str] = ()) -> Path:
@@ -196,24 +225,23 @@ async def show_table(request: Request) -> Response:
     return await run_in_threadpool(table_page, path, request.query_params)
 
 
-def table_page(path: Path, query: Any) -> Response:
-    layout = read_layout(query)
-    table = read_source(path, LoadOptions.make(layout).reading())
+def table_page(path: Path, query: QueryParams) -> Response:
+    options = read_query(query)
+    reading = {name: options[name] for name in ("client", *READING_OPTIONS) if name in options}
+    table = read_source(path, LoadOptions.make(reading).reading())
     columns, rows = describe_columns(table.frame), len(table.frame)
-    clients = guess_client_columns(columns, rows)
-    client = query.get("client") or next(iter(clients), columns[0].name)
-    target = query.get("target") or next(iter(guess_target_columns(columns, client)), columns[-1].name)
-    names = [column.name for column in columns]
-    used_names = query.getlist("use") if "chosen" in query else names
-    drop = [name for name in names if name not in used_names and name not in (client, target)]
-    options = {
-        "client": client,
-        "target": target,
-        "drop": drop,
-        "drop_small": query.get("drop_small") == "on",
-        **layout,
+    clients, names = guess_client_columns(columns, rows), [column.name for column in columns]
+    options.setdefault("client", next(iter(clients), names[0]))
+    options.setdefault("target", next(iter(guess_target_columns(columns, options["client"])), names[-1]))
+    roles = options["client"], options["target"]
+    if "chosen" in query:
+        options["drop"] = [name for name in names if name not in (*query.getlist("use"), *roles)]
+    findings = check(path, **load_arguments(options), drop_missing_target=True)
+    cures = [[(cure.label, address_with(options, names, cure)) for cure in finding.cures] for finding in findings]
+    by_severity = {
+        severity: [pair for pair in zip(findings, cures) if pair[0].severity == severity] for severity in SEVERITIES
     }
-    findings = check(path, **options, drop_missing_target=True, min_rows=fewest_rows(options["drop_small"]))
+    sizes = table.frame[roles[0]].value_counts() if roles[0] in table.frame else []
     return render_page(
         "table.html",
         "../",
@@ -222,64 +250,113 @@ def table_page(path: Path, query: Any) -> Response:
         columns=columns,
         likely=clients,
         options=options,
-        layout={"sheet": "", "header_row": ""} | layout,
-        findings=[(finding, cure_address(finding, options, names)) for finding in findings],
-        stopped=any(finding.severity == "error" for finding in findings),
+        findings=by_severity,
+        applied=[(cure.label, address_without(options, names, cure)) for cure in applied_cures(options)],
+        hidden=[pair for pair in query_pairs(options, names) if pair[0] in CURE_OPTIONS and pair[0] != "drop_small"],
+        small=(sum(size < SMALL_CLIENT_ROWS for size in sizes), len(sizes), SMALL_CLIENT_ROWS),
     )
 
 
-def fewest_rows(drop_small: bool) -> int:
-    """Return the smallest number of rows of a client that takes part."""
-    return SMALL_CLIENT_ROWS if drop_small else 1
+def read_query(query: QueryParams) -> dict[str, Any]:
+    """Return the options of a table in an address; a wrong one is refused in a sentence."""
+    options: dict[str, Any] = {}
+    for name, kind in OPTION_TYPES.items():
+        texts = [text for text in query.getlist(name) if text]
+        if texts and name != "drop":  # the columns that are used are listed instead: `use`
+            options[name] = texts if kind is list else _parse_text(name, texts[-1])
+    return check_types(options)
 
 
-def read_layout(query: Any) -> dict[str, Any]:
-    """Return the sheet and the header row in a request."""
-    sheet, row = query.get("sheet"), query.get("header_row")
-    if row and not (str(row).isdigit() and int(row) >= 1):
-        raise RequestError(f"the header row is a whole number from 1 on, got {str(row)[:40]!r}.")
-    return ({"sheet": str(sheet)} if sheet else {}) | ({"header_row": int(row)} if row else {})
+def _parse_text(name: str, text: str) -> Any:
+    kind = OPTION_TYPES[name]
+    try:
+        return text == "on" if kind is bool else kind(text)
+    except ValueError:
+        return text  # refused by `check_types`
 
 
-def cure_address(finding: Finding, options: dict[str, Any], names: list[str]) -> str | None:
-    """Return the address of the page without the column of a finding; None if dropping it does not help."""
-    column = finding.column
-    if (
-        finding.severity not in ("error", "warning")
-        or column not in names
-        or column in (options["client"], options["target"])
-    ):
-        return None
-    remaining = [name for name in names if name not in (*options["drop"], column)]
-    parameters = {key: value for key, value in options.items() if key not in ("drop", "drop_small")}
-    small = {"drop_small": "on"} if options["drop_small"] else {}
-    return "?" + urlencode({**parameters, **small, "chosen": "1", "use": remaining}, doseq=True)
+def check_types(options: dict[str, Any]) -> dict[str, Any]:
+    """Refuse options that are unknown or of a wrong type."""
+    words = {str: "a text", list: "a list of texts", bool: "true or false", int: "a whole number from 1 on"}
+    for name, value in options.items():
+        kind = OPTION_TYPES.get(name)
+        if kind is None:
+            raise RequestError(f"unknown option {name[:40]!r}; known are {', '.join(OPTION_TYPES)}.")
+        number = kind is float and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 0.5
+        right = number if kind is float else isinstance(value, kind)
+        if kind is list and right:
+            right = all(isinstance(text, str) for text in value)
+        if kind is int and right:
+            right = not isinstance(value, bool) and value >= 1
+        if not right:
+            label = name.replace("_", " ")
+            wanted = words.get(kind, "a share between 0 and 0.5")
+            raise RequestError(f"{label} must be {wanted}, got {str(value)[:40]!r}.")
+    return options
 
 
-async def parse_request(request: Request) -> dict[str, Any]:
+def load_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for `check` and `advise`: clients of any size, unless small ones are left out."""
+    return options | {"min_rows": SMALL_CLIENT_ROWS if options.get("drop_small") else 1}
+
+
+def applied_cures(options: dict[str, Any]) -> list[Cure]:
+    """Return the cures among the options; columns that are left out are shown as ticks instead."""
+    out = []
+    for name in CURE_OPTIONS:
+        values = options.get(name) or []
+        out += [Cure(name, value) for value in (values if isinstance(values, list) else [values])]
+    return out
+
+
+def query_pairs(options: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+    """Return the options as parts of an address."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in options.items():
+        if name != "drop":
+            pairs += [
+                (name, "on" if part is True else part) for part in (value if isinstance(value, list) else [value])
+            ]
+    used = [("use", name) for name in names if name not in options.get("drop", ())]
+    return [*((name, part) for name, part in pairs if part is not False), ("chosen", "1"), *used]
+
+
+def address_with(options: dict[str, Any], names: list[str], cure: Cure) -> str:
+    """Return the address of the page with a cure applied."""
+    old = options.get(cure.option, [])
+    new = [*(value for value in old if value != cure.value), cure.value] if isinstance(old, list) else cure.value
+    value = new if OPTION_TYPES[cure.option] is list else cure.value
+    return "?" + urlencode(query_pairs(options | {cure.option: value}, names))
+
+
+def address_without(options: dict[str, Any], names: list[str], cure: Cure) -> str:
+    """Return the address of the page without a cure."""
+    value = options[cure.option]
+    remaining = [part for part in value if part != cure.value] if isinstance(value, list) else False
+    return "?" + urlencode(query_pairs(options | {cure.option: remaining}, names))
+
+
+async def parse_json(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request's body; RequestError for anything else."""
     try:
         content = await request.json()
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the request is not JSON: {error}.") from None
-    if not isinstance(content, dict) or not all(isinstance(content.get(name), str) for name in ("client", "target")):
-        raise RequestError('the request must be a JSON object with the texts "client" and "target".')
-    drop = content.get("drop", [])
-    if not isinstance(drop, list) or not all(isinstance(name, str) for name in drop):
-        raise RequestError('"drop" must be a list of column names.')
+    if not isinstance(content, dict):
+        raise RequestError("the request must be a JSON object.")
     return content
 
 
 async def start_advice(request: Request) -> Response:
-    path, content = find_entry(request, TABLES), await parse_request(request)
+    path, options = find_entry(request, TABLES), check_types(await parse_json(request))
+    missing = next((name for name in ("client", "target") if name not in options), None)
+    if missing is not None:
+        raise RequestError(f'the request lacks "{missing}", the name of a column.')
     folder, jobs = request.app.state.folder, request.app.state.jobs
     run = free_name(folder / RUNS, f"{path.name.partition('.')[0]}-advice", jobs.by_run)
-    options = {name: str(content[name]) for name in ("client", "target")} | read_layout(content)
-    small = bool(content.get("drop_small"))
-    options |= {"drop": content.get("drop") or None, "drop_small": small, "min_rows": fewest_rows(small)}
 
     def work(job: Job) -> None:
-        advise(str(path), **options, out=run, progress=job.report_progress)
+        advise(str(path), **load_arguments(options), out=run, progress=job.report_progress)
         job.report_progress("writing the report", 1, 1)
         write_report([run])
 
@@ -293,8 +370,62 @@ async def show_run(request: Request) -> Response:
     if job is not None and job.state != "done":
         return render_page("progress.html", "../", name=name, job=job)
     path = find_entry(request, RUNS)
+    directory = open_run(path)
+    shared = {"name": name, "files": list_predictions(request, name), "endings": ", ".join(ENDINGS)}
+    if directory.run.mooring.purpose == "personalize":
+        return render_page("joined.html", "../", summary=directory.summary, **shared)
     contents = await run_in_threadpool(collect_contents, path)
-    return render_page("run.html", "../", name=name, run=contents, downloads=DOWNLOADS)
+    has_intervals = await run_in_threadpool(lambda: stored_intervals(directory) is not None)
+    return render_page("run.html", "../", run=contents, downloads=DOWNLOADS, has_intervals=has_intervals, **shared)
+
+
+def list_predictions(request: Request, run: str) -> list[str]:
+    """Return the names of the prediction files of a run, the newest first."""
+    files = (request.app.state.folder / PREDICTIONS / run).glob("*")
+    return [path.name for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+async def predict_file(request: Request) -> Response:
+    """Predict the rows of an uploaded table with a run's models, and store them as a workbook or a CSV file."""
+    run, query = find_entry(request, RUNS), request.query_params
+    ending = query.get("format", "xlsx")
+    if ending not in ("xlsx", "csv"):
+        raise RequestError(f"predictions are written as xlsx or csv, got {ending[:40]!r}.")
+    table = await store_upload(request)
+    level = PREDICTION_LEVEL if query.get("interval") == "on" else None
+
+    def write_predictions() -> tuple[Path, list[str]]:
+        frame, notes = predict(run, table, interval=level)
+        content = excel_bytes(frame) if ending == "xlsx" else csv_bytes(frame)
+        folder = request.app.state.folder / PREDICTIONS / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        path = free_name(folder, f"{table.name.partition('.')[0]}-predictions.{ending}")
+        write_atomically(path, content)
+        return path, [f"{len(frame)} rows predicted.", *notes]
+
+    path, notes = await run_in_threadpool(write_predictions)
+    return JSONResponse({"file": f"{run.name}/predictions/{path.name}", "name": path.name, "notes": notes})
+
+
+async def download_predictions(request: Request) -> Response:
+    folder = request.app.state.folder / PREDICTIONS / find_entry(request, RUNS).name
+    file = {path.name: path for path in folder.glob("*")}.get(request.path_params["file"])
+    if file is None:
+        return PlainTextResponse("There is no such file.", 404)
+    return FileResponse(file, media_type="application/octet-stream", filename=file.name)
+
+
+async def add_client(request: Request) -> Response:
+    """Start a job that recommends a model for the clients of an uploaded table, and adds them to a copy of a run."""
+    before, jobs = find_entry(request, RUNS), request.app.state.jobs
+    table = await store_upload(request)
+    run = free_name(request.app.state.folder / RUNS, f"{before.name}-joined", jobs.by_run)
+
+    def work(job: Job) -> None:
+        personalize(before, table, out=run, min_rows=1)
+
+    jobs.add(Job(run, work))
+    return JSONResponse({"next": f"../runs/{run.name}"})
 
 
 async def delete_run(request: Request) -> Response:
@@ -304,6 +435,7 @@ async def delete_run(request: Request) -> Response:
     if job is not None and job.state in ("waiting", "running"):
         raise RequestError(f"run {path.name!r} is not finished yet; wait until it is.")
     await run_in_threadpool(shutil.rmtree, path)
+    await run_in_threadpool(shutil.rmtree, request.app.state.folder / PREDICTIONS / path.name, ignore_errors=True)
     request.app.state.jobs.by_run.pop(path.name, None)
     return JSONResponse({"next": "../"})
 
@@ -311,10 +443,7 @@ async def delete_run(request: Request) -> Response:
 async def rename_run(request: Request) -> Response:
     """Give a finished run another name."""
     path = find_entry(request, RUNS)
-    try:
-        name = (await request.json())["name"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise RequestError('the request must be a JSON object with the text "name".') from None
+    name = (await parse_json(request)).get("name")
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise RequestError("a run's name has at most 100 characters from a-z, A-Z, 0-9, dots and dashes.")
     jobs, new = request.app.state.jobs, path.with_name(name)
@@ -323,6 +452,9 @@ async def rename_run(request: Request) -> Response:
     if not (path / MODELS_FILE).is_file():
         raise RequestError(f"run {path.name!r} is not finished yet; wait until it is.")
     path.rename(new)
+    predictions = request.app.state.folder / PREDICTIONS / path.name
+    if predictions.is_dir():
+        predictions.rename(predictions.with_name(name))
     jobs.by_run.pop(path.name, None)
     return JSONResponse({"next": f"../runs/{name}"})
 

@@ -61,7 +61,10 @@ def check(source: Source, json_: Json = False, trust_code: TrustCode = False, **
 
     display = Display(json_)
     asked = request(source, purpose="advise", trust_code=trust_code, **given)
-    findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
+    findings = [
+        finding._asdict() | {"cures": [cure._asdict() for cure in finding.cures]}
+        for finding in inspect(asked.data.source, **load_options(asked))
+    ]
     if json_:
         print_json({"findings": findings})
     else:

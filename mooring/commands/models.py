@@ -39,7 +39,7 @@ def predict(
     """
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
-    from mooring.runs.atomic_files import csv_bytes, write_atomically
+    from mooring.runs.atomic_files import csv_bytes, excel_bytes, write_atomically
     from mooring.runs.directory import check_writable
 
     display = Display(json_)
@@ -66,25 +66,6 @@ def parse_level(text: str | None) -> float | None:
         return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         raise RequestError(f"--interval takes a level such as 90% or 0.9, got {text!r}.") from None
-
-
-def excel_bytes(frame: Any) -> bytes:
-    """A table as a workbook; texts that begin like formulas stay texts."""
-    import io
-    from importlib.util import find_spec
-
-    if find_spec("openpyxl") is None:
-        raise RequestError("Excel files are written with the package openpyxl: pip install 'mooring-fl[excel]'.")
-    import pandas as pd
-
-    content = io.BytesIO()
-    with pd.ExcelWriter(content, engine="openpyxl") as book:
-        frame.to_excel(book, index=False, sheet_name="predictions")
-        for row in book.sheets["predictions"].iter_rows():
-            for cell in row:
-                if cell.data_type == "f":
-                    cell.data_type = "s"
-    return content.getvalue()
 
 
 @app.command(epilog="Example: mooring export runs/exam-1 --out coefficients.csv")

@@ -17,6 +17,7 @@ from mooring.data.clients import BINARY, CLASSES, COUNT, PARTS, REGRESSION
 from mooring.data.column_roles import ColumnRoles
 from mooring.data.column_statistics import ColumnStatistics, sum_by_client
 from mooring.data.column_types import Values, detect_kind, find_infinities, is_missing, parse_values
+from mooring.data.cures import Cure
 from mooring.data.data_warnings import find_leaks, find_suspicious_values
 from mooring.data.formulas import learn_formula, parse_formula, required_columns
 from mooring.data.load_options import LoadOptions
@@ -32,6 +33,7 @@ TARGET_READING, ERROR, WARNING, NOTE = "target", "error", "warning", "note"
 SEVERITIES = (TARGET_READING, ERROR, WARNING, NOTE)
 MAX_SIZE_RATIO = 100  # largest client against the median one
 MAX_MISSING_SHARE = 0.5
+CLIP_SHARES = (0.01, 0.02, 0.05)  # of a column's lowest and highest numbers, where clipping is suggested
 EXPECTED_REPEATS, MAX_REPEAT_SHARE = 20, 0.05
 MAX_SIMILAR_FINDINGS = 5  # more findings of one form become one line
 NAMES_AND_NUMBERS = re.compile(r"'[^']*'|-?\d[\d.,e+-]*%?")  # names and numbers within a sentence
@@ -43,6 +45,7 @@ class Finding(NamedTuple):
     column: str | None
     sentence: str
     count: int = 1  # type: ignore[assignment]  # number of similar findings in this line
+    cures: tuple[Cure, ...] = ()  # options that mend it, the first one being the usual one
 
 
 class CheckedTable(NamedTuple):
@@ -95,8 +98,11 @@ def check(
         findings += column_findings(table, {c: detect_and_parse(table.frame[c]) for c in other_columns}, {})
         return finish()
 
-    unreadable = [(stray.column, stray.describe(table.place(int(stray.rows[0])))) for stray in table.strays]
-    unreadable += [(doubt.column, f"{table.title}: {doubt.sentence}") for doubt in table.ambiguous]
+    unreadable = [
+        Finding(ERROR, None, stray.column, stray.describe(table.place(int(stray.rows[0]))), cures=stray.cures)
+        for stray in table.strays
+    ]
+    unreadable += [Finding(ERROR, None, doubt.column, f"{table.title}: {doubt.sentence}") for doubt in table.ambiguous]
     if options.formula is not None and table.x is None:
         formula = parse_formula(options.formula)
         attempt(lambda: learn_formula(formula, table.frame, table.place, table.title))
@@ -122,8 +128,9 @@ def check(
         if roles is None or table.x is not None
         else attempt(lambda: rules.feature_names(table, roles, features, drop))
     )
-    refused = {name: sentence for name, sentence in unreadable if name in {*(names or ()), *roles_by_name.values()}}
-    findings += [Finding(ERROR, None, name, sentence) for name, sentence in refused.items()]
+    used_names = {*(names or ()), *roles_by_name.values()}
+    refused = {finding.column: finding for finding in unreadable if finding.column in used_names}
+    findings += refused.values()
     columns = {name: detect_and_parse(table.frame[name]) for name in names or [] if name not in refused}
     code, clients = members or (np.zeros(len(table.frame), dtype=np.int64), [table.title])
     survey = ColumnStatistics(
@@ -152,7 +159,11 @@ def check(
         )
     numbers = [*columns, *([roles_by_name["target"]] if answer is not None and answer.kind == REGRESSION else [])]
     for cell in find_outlier_cells(survey, numbers, table.title):
-        findings.append(Finding(ERROR if cell.refused else WARNING, cell.client, cell.column, cell.sentence))
+        severity, column = ERROR if cell.refused else WARNING, cell.column
+        cures = () if column == roles_by_name["target"] else (Cure("drop", column),)
+        if column in columns:
+            cures = (*suggest_clipping(columns[column][1], cell.limits), *cures)
+        findings.append(Finding(severity, cell.client, column, cell.sentence, cures=cures))
     if roles is not None and members is not None:
         small = attempt(lambda: rules.explain_smallness(table, roles, code, len(clients), min_rows))
         tiny = rules.find_unsplittable_clients(roles, code, len(clients), min_rows)
@@ -160,7 +171,8 @@ def check(
             left_out = drop_small or i in tiny
             end = "; it is left out, and gets the global model." if left_out else "."
             sentence = f"Client '{clients[i]}' has {reason}{end}"
-            findings.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))
+            cures = () if left_out else (Cure("drop_small", True),)
+            findings.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence, cures=cures))
         attempt(lambda: rules.weights_by_client(table, roles.weights, code, clients), roles.weights)
         if small and len(small) == len(clients):
             findings.append(Finding(ERROR, None, None, f"{table.title}: every client is too small."))
@@ -174,6 +186,14 @@ def check(
         if answer is not None:
             findings += attempt(lambda: list(part_findings(checked, small or {}))) or []
     return finish()
+
+
+def suggest_clipping(values: Values, limits: tuple[float, float]) -> tuple[Cure, ...]:
+    """Return the smallest clipping that affects all cells beyond the limits, if there is one."""
+    if isinstance(values, pd.Categorical):
+        return ()
+    share = max((values < limits[0]).mean(), (values > limits[1]).mean())
+    return tuple(Cure("winsorize", clipped) for clipped in CLIP_SHARES if share < clipped)[:1]
 
 
 def describe_target(name: str, target: Target, requested: str) -> str:
@@ -212,7 +232,8 @@ def group_similar(findings: list[Finding]) -> list[Finding]:
         other_names = [f.column if len(columns) > 1 else f.client for f in group[1:]]
         repeats = f"The same is found {len(other_names)} times more: {quote_list(dict.fromkeys(other_names))}."
         sentence = f"{group[0].sentence} {repeats}"
-        out.append(Finding(severity, client, column, sentence, len(group)))
+        cures = group[0].cures if all(finding.cures == group[0].cures for finding in group) else ()
+        out.append(Finding(severity, client, column, sentence, len(group), cures))
     return out
 
 
@@ -242,7 +263,8 @@ def column_findings(table: Table, columns: dict[str, tuple[str, Values]], useles
         share = is_missing(values).mean()
         if share > 0:
             severity = WARNING if share > MAX_MISSING_SHARE else NOTE
-            yield Finding(severity, None, name, f"Column '{name}': {share:.1%} of the values are missing.")
+            sentence = f"Column '{name}': {share:.1%} of the values are missing."
+            yield Finding(severity, None, name, sentence, cures=(Cure("drop", name),))
 
 
 def name_findings(checked: CheckedTable) -> Iterator[Finding]:
@@ -288,10 +310,11 @@ def value_findings(checked: CheckedTable) -> Iterator[Finding]:
     """Yield columns that reveal the target, codes for missing values, and levels that may be one."""
     if checked.target is not None:
         columns = {name: values for name, (_, values) in checked.columns.items() if name not in checked.useless}
-        for name, sentence in find_leaks(columns, checked.target, checked.roles.target):
-            yield Finding(NOTE if name in checked.allowed else ERROR, None, name, sentence)
-        for name, sentence in find_suspicious_values(columns, checked.target, checked.roles.target):
-            yield Finding(WARNING, None, name, sentence)
+        for leak in find_leaks(columns, checked.target, checked.roles.target):
+            severity = NOTE if leak.column in checked.allowed else ERROR
+            yield Finding(severity, None, leak.column, leak.sentence, cures=leak.cures)
+        for suspicion in find_suspicious_values(columns, checked.target, checked.roles.target):
+            yield Finding(WARNING, None, suspicion.column, suspicion.sentence, cures=suspicion.cures)
 
 
 def client_column_findings(checked: CheckedTable) -> Iterator[Finding]:
@@ -302,7 +325,8 @@ def client_column_findings(checked: CheckedTable) -> Iterator[Finding]:
             continue
         absent = is_missing(values)
         lacking = np.flatnonzero(sum_by_client(absent, checked.code, clients) == size)
-        yield from list_by_client(checked, lacking, name, WARNING, f"has no value of column '{name}'")
+        for finding in list_by_client(checked, lacking, name, WARNING, f"has no value of column '{name}'"):
+            yield finding._replace(cures=(Cure("drop", name),))
         codes = np.asarray(values.codes if isinstance(values, pd.Categorical) else values, dtype=float)
         cells = pd.DataFrame({"client": checked.code, "value": codes})[~absent].value_counts()
         distinct = np.bincount(cells.index.get_level_values("client"), minlength=clients)
@@ -311,7 +335,7 @@ def client_column_findings(checked: CheckedTable) -> Iterator[Finding]:
         )
         if types.is_integer_dtype(checked.table.frame[name]) and numbers_rows(cells, size):
             sentence = f"Column '{name}' hardly repeats within a client; if it numbers the rows, drop it."
-            yield Finding(NOTE, None, name, sentence)
+            yield Finding(NOTE, None, name, sentence, cures=(Cure("drop", name),))
 
 
 def numbers_rows(cells: pd.Series, size: np.ndarray) -> bool:
@@ -344,9 +368,9 @@ def copy_findings(checked: CheckedTable) -> Iterator[Finding]:
     row = pd.util.hash_pandas_object(content.astype(dict.fromkeys(text, str)), index=False).to_numpy()
     twice = pd.DataFrame({"client": checked.code, "row": row}).duplicated().to_numpy()
     copies = np.bincount(checked.code[twice], minlength=len(checked.names))
-    yield from list_by_client(
-        checked, np.flatnonzero(copies), None, NOTE, "has rows that repeat; train and test may share them"
-    )
+    problem = "has rows that repeat; train and test may share them, unless --drop-repeats leaves them out"
+    repeated = list_by_client(checked, np.flatnonzero(copies), None, NOTE, problem)
+    yield from (finding._replace(cures=(Cure("drop_repeats", True),)) for finding in repeated)
     order = np.lexsort((row, checked.code))
     start = np.searchsorted(checked.code[order], np.arange(1, len(checked.names)))
     first_names: dict[bytes, str] = {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from mooring.data.clients import BINARY, CLASSES
 from mooring.data.column_types import Values, is_missing
+from mooring.data.cures import Cure
 from mooring.data.tables import count_phrase
 from mooring.data.target import Target
 
@@ -28,44 +29,49 @@ MIN_WORD_LETTERS, MIN_LIKENESS = 4, 0.85
 MIN_ROWS_FOR_LEAK, MAX_ROWS_FOR_LEAK = 30, 100_000  # of the test whether a column reveals the target
 
 
-def find_leaks(columns: Mapping[str, Values], target: Target, name_of_target: str) -> Iterator[tuple[str, str]]:
-    """(column, a sentence) for every column that predicts the target almost perfectly."""
+class Suspicion(NamedTuple):
+    column: str
+    sentence: str
+    cures: tuple[Cure, ...] = ()
+
+
+def find_leaks(columns: Mapping[str, Values], target: Target, name_of_target: str) -> Iterator[Suspicion]:
+    """Yield every column that predicts the target almost perfectly."""
     for name, values in columns.items():
         codes = values.codes if isinstance(values, pd.Categorical) else values
-        cure = f"use --drop '{name}', or --allow '{name}' if it is known before the target is."
+        advice = f"use --drop '{name}', or --allow '{name}' if it is known before the target is."
+        cures = (Cure("drop", name), Cure("allow", name))
         if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(codes, target.y):
-            yield name, f"Column '{name}' equals the target '{name_of_target}': {cure}"
+            yield Suspicion(name, f"Column '{name}' equals the target '{name_of_target}': {advice}", cures)
         elif predicts_perfectly(values, target):
-            yield name, f"Column '{name}' predicts the target '{name_of_target}' almost perfectly: {cure}"
+            sentence = f"Column '{name}' predicts the target '{name_of_target}' almost perfectly: {advice}"
+            yield Suspicion(name, sentence, cures)
 
 
-def find_suspicious_values(
-    columns: Mapping[str, Values], target: Target, name_of_target: str
-) -> Iterator[tuple[str, str]]:
-    """(column, a sentence) for categories that may be one, and for numbers that may be codes for missing values."""
+def find_suspicious_values(columns: Mapping[str, Values], target: Target, name_of_target: str) -> Iterator[Suspicion]:
+    """Yield categories that may be one, and numbers that may be codes for missing values."""
     for name, values in columns.items():
         if isinstance(values, pd.Categorical):
-            for first, two in twin_levels(values.categories):
-                yield (
-                    name,
-                    f"Column '{name}': '{first}' and '{two}' differ in case or spaces only, but count as two; "
-                    f'--merge-levels "{two}={first}" makes them one.',
-                )
+            for first, second in twin_levels(order_by_rows(values)):
+                problem = f"Column '{name}': '{first}' and '{second}' differ in case or spaces only, but count as two"
+                yield _suggest_merge(name, problem, second, first)
             for rare, usual in find_typos(values):
-                yield (
-                    name,
-                    f"Column '{name}': '{rare}' may be a typing error of '{usual}'; "
-                    f'--merge-levels "{rare}={usual}" makes them one.',
-                )
+                yield _suggest_merge(name, f"Column '{name}': '{rare}' may be a typing error of '{usual}'", rare, usual)
         elif suspect := sentinel(values):
             code, count = suspect
-            yield (
-                name,
+            sentence = (
                 f"Column '{name}': {code:g} stands in {count_phrase(count, 'row')}, far from all other values; if it "
-                "means missing, leave those cells empty.",
+                f"means missing, leave those cells empty, or use --na={code:g}."
             )
-    for first, two in twin_levels(target.classes):
-        yield name_of_target, f"Target '{name_of_target}': classes '{first}' and '{two}' differ in case or spaces only."
+            yield Suspicion(name, sentence, (Cure("na", f"{code:g}"),))
+    for first, second in twin_levels(target.classes):
+        problem = f"Target '{name_of_target}': classes '{first}' and '{second}' differ in case or spaces only"
+        yield _suggest_merge(name_of_target, problem, second, first)
+
+
+def _suggest_merge(column: str, problem: str, old: str, new: str) -> Suspicion:
+    merge = f"{old.strip()}={new.strip()}"
+    return Suspicion(column, f'{problem}; --merge-levels "{merge}" makes them one.', (Cure("merge_levels", merge),))
 
 
 def find_typos(values: pd.Categorical) -> list[tuple[str, str]]:
@@ -86,7 +92,7 @@ def find_typos(values: pd.Categorical) -> list[tuple[str, str]]:
             close = difflib.get_close_matches(level.casefold(), [o.casefold() for o in frequent], 1, MIN_LIKENESS)
             if close:
                 candidate_level = next(o for o in frequent if o.casefold() == close[0])
-                if candidate_level.casefold() != level.casefold():  # else they are twins
+                if normalize_level(candidate_level) != normalize_level(level):  # else they are twins
                     pairs.append((level, candidate_level))
     return pairs
 
@@ -136,12 +142,23 @@ def sentinel(values: np.ndarray) -> tuple[float, int] | None:
     return None
 
 
+def order_by_rows(values: pd.Categorical) -> list[str]:
+    """Return the levels, the most frequent first."""
+    count = np.bincount(values.codes[values.codes >= 0], minlength=len(values.categories))
+    return [str(values.categories[k]) for k in np.argsort(-count, kind="stable")]
+
+
+def normalize_level(level: str) -> str:
+    """Return a level without differences in case and spaces."""
+    return " ".join(level.split()).casefold()
+
+
 def twin_levels(levels: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of levels that differ in case or spaces only."""
+    """Return pairs of levels that differ in case or spaces only, in the order of the levels."""
     first_levels: dict[str, str] = {}
     pairs = []
     for level in levels:
-        normalized = " ".join(level.split()).casefold()
+        normalized = normalize_level(level)
         if normalized in first_levels:
             pairs.append((first_levels[normalized], level))
         first_levels.setdefault(normalized, level)

@@ -107,8 +107,3 @@ def text_columns(schema: Schema | SchemaPlan | None) -> set[str]:
 def client_name_columns(client: str | None, schema: Schema | None) -> set[str]:
     """Return the columns of a file that may contain the clients' names."""
     return {name for name in (client, "client", schema.client if schema else None) if name is not None}
-
-
-def read_as(schema: Schema) -> CellReading:
-    """Return the formats of a table's cells for the models of an earlier run."""
-    return LoadOptions().reading(schema)

@@ -34,8 +34,8 @@ from mooring.data.column_roles import (
 from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order, twin_levels
 from mooring.data.file_readers import file_stem
 from mooring.data.formulas import FormulaState, MixedFormula, learn_formula, parse_formula, required_columns
-from mooring.data.load_options import LoadOptions, read_as
-from mooring.data.row_cleaning import clip_quantiles, find_repeats, merge_levels, parse_merges
+from mooring.data.load_options import LoadOptions
+from mooring.data.row_cleaning import clip_quantiles, find_repeats, merge_levels, parse_merges, replace_levels
 from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
 from mooring.data.schema_client import ClientTable, agree_on_schema, target_of
 from mooring.data.splits import TRAIN, parse_shares
@@ -92,11 +92,11 @@ def load(
             x = (x - np.array(schema.mean)) / np.array(schema.scale)
             notes += [*describe_schema(schema.columns, schema.dropped), *encoding_notes]
             leaks = list(find_leaks(reading.columns, answer, roles.target))
-            refused = [sentence for name, sentence in leaks if name not in options.allow]
+            refused = [leak.sentence for leak in leaks if leak.column not in options.allow]
             if refused and options.refuse_leaks:
                 raise RequestError(f"{table.title}: {refused[0][0].lower()}{refused[0][1:]}")
-            notes += [sentence for name, sentence in leaks if name not in options.allow]
-            notes += [sentence for _, sentence in find_suspicious_values(reading.columns, answer, roles.target)]
+            suspicions = find_suspicious_values(reading.columns, answer, roles.target)
+            notes += [*refused, *(suspicion.sentence for suspicion in suspicions)]
             if roles.time is None and (ordered := find_time_order(reading.columns, code)):
                 notes.append(
                     f"Rows seem to be ordered in time by '{ordered}'. Rows held out at random are then easier to "
@@ -159,6 +159,8 @@ def read_client_table(
 ) -> tuple[ClientTable, str, list[str]]:
     """Return a source's rows for the agreement on a schema, their digest, and notes."""
     table = read_source(source, options.reading(schema))
+    if schema is not None:
+        table = replace(table, frame=replace_levels(table.frame, schema.merges)[0])
     if table.x is not None and (options.features or options.drop):
         raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
     if schema is not None:
@@ -249,10 +251,16 @@ def clean_rows(table: Table, options: LoadOptions, roles: ColumnRoles) -> tuple[
     return table, notes
 
 
+def read_by_schema(source: Any, schema: Schema) -> Table:
+    """Return a table read as an earlier run's table was: its formats of cells, and its replaced texts."""
+    table = read_source(source, LoadOptions().reading(schema))
+    return replace(table, frame=replace_levels(table.frame, schema.merges)[0])
+
+
 def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
     """Return a later table's inputs and, if it has the target column, its targets, encoded as in `Clients`; and
     notes."""
-    table = read_source(source, read_as(schema))
+    table = read_by_schema(source, schema)
     x, notes = encode_table(table.frame, schema, table.place)
     if schema.target not in table.frame.columns:
         return x, None, notes
@@ -277,6 +285,7 @@ def cell_formats(table: Table, options: LoadOptions) -> dict[str, Any]:
         "formats": formats,
         "decimal": table.decimal or options.decimal or "",
         "na": tuple(options.na),
+        "merges": parse_merges(options.merge_levels),
         "clip": table.clip,
     }
 

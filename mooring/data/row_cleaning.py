@@ -29,10 +29,21 @@ def parse_merges(merges: Sequence[str] | Mapping[str, str] | None) -> dict[str, 
 
 def merge_levels(frame: pd.DataFrame, merges: Mapping[str, str], title: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the table with replaced texts, and notes; a text that does not occur is refused."""
-    if not merges:
-        return frame, []
-    frame, notes = frame.copy(), []
+    frame, counts = replace_levels(frame, merges)
+    notes = []
+    for level, count in counts.items():
+        if count == 0:
+            raise RequestError(f"{title}: --merge-levels names '{level}', which stands in no column.")
+        notes.append(f"'{level}' was read as '{merges[level]}' in {count} cell{'' if count == 1 else 's'}.")
+    return frame, notes
+
+
+def replace_levels(frame: pd.DataFrame, merges: Mapping[str, str]) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Return the table with replaced texts, and the number of cells of each."""
     counts = dict.fromkeys(merges, 0)
+    if not merges:
+        return frame, counts
+    frame = frame.copy()
     for name in frame.columns:
         column = frame[name]
         if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
@@ -45,11 +56,7 @@ def merge_levels(frame: pd.DataFrame, merges: Mapping[str, str], title: str) -> 
                 counts[str(merged)] += int(count)
             values[hits] = level_texts.map(merges)
             frame[name] = values
-    for level, count in counts.items():
-        if count == 0:
-            raise RequestError(f"{title}: --merge-levels names '{level}', which stands in no column.")
-        notes.append(f"'{level}' was read as '{merges[level]}' in {count} cell{'' if count == 1 else 's'}.")
-    return frame, notes
+    return frame, counts
 
 
 def find_repeats(frame: pd.DataFrame) -> np.ndarray:

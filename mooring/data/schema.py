@@ -81,6 +81,7 @@ class Schema(BaseModel):
     formats: dict[str, tuple[str, str, str]] = {}  # of columns that are not plain: decimal mark, unit, date format
     decimal: str = ""  # the decimal mark of the table's file, where it shows one
     na: tuple[str, ...] = ()  # further texts that stand for a missing value
+    merges: dict[str, str] = {}  # texts that are read as another one
     clip: Limits = {}  # of winsorized columns: numbers beyond count as these
     formula: FormulaState | None = None  # which makes `columns` of a table's own columns
     limits: Limits = {}  # of columns and targets with outlier cells, which `clip_outliers` clips

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mooring.core.errors import RequestError
 from mooring.data.column_roles import ColumnRoles, client_codes
-from mooring.data.load_options import read_as
+from mooring.data.loading import read_by_schema
 from mooring.data.native_frames import to_pandas
 from mooring.data.schema import encode_table
 from mooring.data.schema_client import ClientTable, agree_on_schema
@@ -63,7 +63,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> pd.DataFrame:
         """Return the table as numbers, after the client column if there is one."""
         check_is_fitted(self)
-        table = read_source(self._features(X), read_as(self.schema_))
+        table = read_by_schema(self._features(X), self.schema_)
         values, _ = encode_table(table.frame, self.schema_, table.place)
         index = self._frame(X).index
         out = pd.DataFrame(values, columns=list(self.schema_.features), index=index)

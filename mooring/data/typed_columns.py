@@ -24,6 +24,7 @@ from mooring.data.cell_formats import (
     parse_numbers,
     possible_date_formats,
 )
+from mooring.data.cures import Cure
 
 NUMBER, DATE = "number", "date"
 MIN_SHARE = 0.95  # of a column's cells that are numbers (or dates): then the others are errors
@@ -41,6 +42,10 @@ class StrayCells(NamedTuple):
     rows: np.ndarray  # positions
     value: str  # the first of them
     present: int  # cells that are not empty
+
+    @property
+    def cures(self) -> tuple[Cure, ...]:
+        return (Cure("na", self.value), Cure("categorical", self.column))
 
     def describe(self, place: str) -> str:
         """Return a sentence that names the first row and value, and the remedies."""

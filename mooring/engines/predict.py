@@ -14,9 +14,8 @@ from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import BINARY, REGRESSION
 from mooring.data.column_types import client_name, to_client_names
-from mooring.data.load_options import read_as
+from mooring.data.loading import read_by_schema
 from mooring.data.schema import Schema, encode_table
-from mooring.data.table_sources import read_source
 from mooring.data.tables import count_phrase, quote_list, suggest_name
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
@@ -119,7 +118,7 @@ def predict_rows(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return predictions of a table's rows in the target's own units and classes, and notes; `kinds` are recommended
     models."""
-    table = read_source(source, read_as(schema))
+    table = read_by_schema(source, schema)
     x, notes = encode_table(table.frame, schema, table.place)
     owners = row_clients(table.frame, schema, client, models.clients, path)
     has_no_client = owners == NO_CLIENT

@@ -18,6 +18,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -355,6 +356,20 @@ def csv_bytes(frame: pd.DataFrame) -> bytes:
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
         safe[name] = frame[name].map(_escape_formula)
     return safe.rename(columns=_escape_formula).to_csv(index=False).encode()
+
+
+def excel_bytes(frame: pd.DataFrame) -> bytes:
+    """Return a workbook; texts that begin like formulas stay texts."""
+    if find_spec("openpyxl") is None:
+        raise RequestError("Excel files are written with the package openpyxl: pip install 'mooring-fl[excel]'.")
+    content = io.BytesIO()
+    with pd.ExcelWriter(content, engine="openpyxl") as book:
+        frame.to_excel(book, index=False, sheet_name="predictions")
+        for row in book.sheets["predictions"].iter_rows():
+            for cell in row:
+                if cell.data_type == "f":
+                    cell.data_type = "s"
+    return content.getvalue()
 
 
 def _escape_formula(cell: Any) -> Any:

@@ -28,6 +28,8 @@ def address(tmp_path):
 
 def test_from_a_dropped_file_to_the_report(address, tmp_path):
     complaints, asked = [], []
+    rows = tmp_path / "rows.csv"
+    table().head(20).to_csv(rows, index=False)
     with driver.sync_playwright() as play:
         browser = launched(play)
         page = browser.new_context(accept_downloads=True).new_page()
@@ -61,6 +63,17 @@ def test_from_a_dropped_file_to_the_report(address, tmp_path):
         page.get_by_role("link", name="Open the report").click()
         assert "of 6 clients" in page.locator("h1").inner_text()
         assert page.locator("table.clients tbody tr").count() == 6
+        page.go_back()
+        page.set_input_files("#rows", str(rows))
+        with page.expect_download() as coming:
+            page.locator("#predict-rows").click()
+        coming.value.save_as(tmp_path / "predictions.xlsx")
+        assert len(pd.read_excel(tmp_path / "predictions.xlsx")) == 20
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            for place in (page.url, address):
+                page.goto(place)
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         browser.close()
     assert complaints == []
     home = address.split("/")[2]

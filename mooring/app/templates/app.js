@@ -48,7 +48,7 @@ if (columns) {
   for (const box of document.querySelectorAll("input[form=columns]")) box.addEventListener("change", () => columns.submit());
 }
 
-for (const button of document.querySelectorAll("button[data-run]")) {
+for (const button of document.querySelectorAll("button[data-action]")) {
   button.addEventListener("click", async () => {
     const { run, action } = button.dataset;
     const name = action === "rename" ? prompt("New name of the run", run) : null;
@@ -65,6 +65,47 @@ if (advise) {
     const reply = await post(location.pathname + "/advise", advise.dataset.options);
     if (reply.next) location.assign(reply.next);
     else advise.disabled = false;
+  });
+}
+
+function enableWhenChosen(file, button) {
+  file.addEventListener("change", () => { button.disabled = !file.files[0]; });
+}
+
+const predictButton = document.getElementById("predict-rows");
+if (predictButton) {
+  const rows = document.getElementById("rows");
+  const predicted = document.getElementById("predicted");
+  enableWhenChosen(rows, predictButton);
+  predictButton.addEventListener("click", async () => {
+    predictButton.disabled = true;
+    const interval = document.getElementById("interval");
+    const settings = new URLSearchParams({ name: rows.files[0].name, format: document.getElementById("format").value });
+    if (interval && interval.checked) settings.set("interval", "on");
+    const reply = await post(`${root}runs/${encodeURIComponent(predictButton.dataset.run)}/predict?${settings}`, rows.files[0]);
+    predictButton.disabled = false;
+    if (!reply.file) return;
+    const line = document.createElement("p");
+    const link = document.createElement("a");
+    link.href = `${root}runs/${reply.file}`;
+    link.download = reply.name;
+    link.textContent = reply.name;
+    line.append(link, ": " + reply.notes.join(" "));
+    predicted.prepend(line);
+    link.click();
+  });
+}
+
+const addButton = document.getElementById("add-client");
+if (addButton) {
+  const joining = document.getElementById("joining");
+  enableWhenChosen(joining, addButton);
+  addButton.addEventListener("click", async () => {
+    addButton.disabled = true;
+    const settings = new URLSearchParams({ name: joining.files[0].name });
+    const reply = await post(`${root}runs/${encodeURIComponent(addButton.dataset.run)}/join?${settings}`, joining.files[0]);
+    if (reply.next) location.assign(reply.next);
+    else addButton.disabled = false;
   });
 }
 

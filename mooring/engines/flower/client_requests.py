@@ -133,7 +133,7 @@ def handle_spread(node: ClientNode, payload: Payload) -> Payload:
     plan, draft = SchemaPlan.model_validate(payload.fields["plan"]), Schema.model_validate(payload.fields["draft"])
     reading = parse_table(node.member, plan)
     odd = find_suspicious_values(reading.columns, reading.target, node.member.roles.target)
-    for sentence in [*payload.fields.get("notes", ()), *(sentence for _, sentence in odd)]:
+    for sentence in [*payload.fields.get("notes", ()), *(suspicion.sentence for suspicion in odd)]:
         node.report(sentence)
     return summary_payload(sum_squares(node.member, draft, reading))
 
