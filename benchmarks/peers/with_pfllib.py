@@ -4,10 +4,11 @@ network.
     python -m benchmarks.peers.with_pfllib FOLDER fashion_mnist.npz --rows 4000 --rounds 15 --methods fedper,fedrep
 
 FOLDER is a copy of PFLlib (it contains system/main.py); it is copied to a temporary folder and run from there. The file
-has x_train and y_train. Rows are assigned to clients by Dirichlet draws of the classes; a quarter of each client's rows
-is for testing. Printed per method: test accuracy after the last round, over all rows and as the mean over clients, and
-CPU seconds of the whole program (PFLlib trains one round more than it evaluates). Modules that PFLlib imports and that
-are not installed are replaced by empty ones.
+has x_train and y_train. Rows are assigned to clients by Dirichlet draws of the classes; --train-share of each client's
+rows is for training. Printed per method: test accuracy after the last round, over all rows and as the mean over
+clients, and CPU seconds of the whole program (PFLlib trains one round more than it evaluates, and leaves out a
+client's last incomplete minibatch). fedbn has a network with batch normalization; fedavgm, FedAvg with server momentum,
+is not in PFLlib. Modules that PFLlib imports and that are not installed are replaced by empty ones.
 """
 
 import argparse
@@ -32,8 +33,12 @@ from mooring.tasks.network import NetworkTask
 
 CLASSES, BATCH, ETA, SEED = 10, 10, 0.05, 0
 WORK = {"eta": ETA, "batch": BATCH, "epochs": 1}
-METHODS = {  # Mooring's name: PFLlib's name and arguments, Mooring's hyperparameters
+METHODS: dict[str, tuple[str | None, list[str], dict]] = {  # PFLlib's name and arguments, Mooring's hyperparameters
     "fedavg": ("FedAvg", [], {}),
+    "fedavgm": (None, [], {"algorithm": "fedavg", "server_optimizer": "momentum"}),
+    "ditto": ("Ditto", ["-mu", "0.1", "-pls", "1"], {"lam": 0.1, "personal_eta": ETA}),
+    "apfl": ("APFL", ["-al", "0.5"], {"alpha": 0.5, "decay": 0.0}),
+    "fedbn": ("FedBN", [], {}),
     "fedper": ("FedPer", [], {}),
     "lg_fedavg": ("LG-FedAvg", [], {}),
     "fedrep": ("FedRep", ["-pls", "1"], {"head_epochs": 1}),
@@ -69,30 +74,52 @@ def init(self, *args, **kwargs):
         for k, part in enumerate(self.parameters()):
             part.copy_(torch.from_numpy(start[str(k)]).reshape(part.shape))
 
+class Normalized(torch.nn.Module):
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        self.conv1, self.bn1 = torch.nn.Conv2d(1, 32, 5), torch.nn.BatchNorm2d(32)
+        self.conv2, self.bn2 = torch.nn.Conv2d(32, 64, 5), torch.nn.BatchNorm2d(64)
+        self.fc1, self.fc = torch.nn.Linear(1024, 512), torch.nn.Linear(512, 10)
+
+    def forward(self, x):
+        x = torch.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 2)
+        x = torch.max_pool2d(torch.relu(self.bn2(self.conv2(x))), 2)
+        return self.fc(torch.relu(self.fc1(x.flatten(1))))
+
+if "FedBN" in sys.argv:
+    models.FedAvgCNN, make = Normalized, Normalized.__init__
 models.FedAvgCNN.__init__ = init
-measure = serverbase.Server.test_metrics
 
-def test_metrics(self):
-    metrics = measure(self)
-    n, right = np.array(metrics[1]), np.array(metrics[2])
-    json.dump([float(right.sum() / n.sum()), float((right / n).mean())], open("../accuracy.json", "w"))
-    return metrics
+def record(kind, name):
+    measure = getattr(kind, name)
 
-serverbase.Server.test_metrics = test_metrics
+    def test_metrics(self):
+        metrics = measure(self)
+        n, right = np.array(metrics[1]), np.array(metrics[2])
+        json.dump([float(right.sum() / n.sum()), float((right / n).mean())], open("../accuracy.json", "w"))
+        return metrics
+
+    setattr(kind, name, test_metrics)
+
+record(serverbase.Server, "test_metrics")
+from flcore.servers.serverditto import Ditto
+record(Ditto, "test_metrics_personalized")
 exec(compile(open("main.py").read(), "main.py", "exec"), {"__name__": "__main__"})
 """
 
 
-def network() -> nn.Module:
-    """The network that PFLlib calls CNN."""
+def network(normalized: bool = False) -> nn.Module:
+    """The network that PFLlib calls CNN; `normalized`: with batch normalization behind its convolutions."""
+    norms = [nn.BatchNorm2d(32)], [nn.BatchNorm2d(64)]
+    first, second = norms if normalized else ([], [])
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, CLASSES),
+        nn.Conv2d(1, 32, 5), *first, nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), *second, nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, CLASSES),
     )  # fmt: skip
 
 
-def assign_rows(labels: np.ndarray, clients: int, concentration: float) -> list[np.ndarray]:
-    """Return the rows of each client: every class is split by Dirichlet shares; each client has at least 2 * BATCH
+def assign_rows(labels: np.ndarray, clients: int, concentration: float, least: int = 2 * BATCH) -> list[np.ndarray]:
+    """Return the rows of each client: every class is split by Dirichlet shares; each client has at least `least`
     rows."""
     rng = np.random.default_rng(SEED)
     while True:
@@ -102,7 +129,7 @@ def assign_rows(labels: np.ndarray, clients: int, concentration: float) -> list[
             cuts = np.cumsum(rng.dirichlet(np.full(clients, concentration)))[:-1] * len(rows)
             for client, part in enumerate(np.split(rows, cuts.astype(int))):
                 owner[part] = client
-        if np.bincount(owner, minlength=clients).min() >= 2 * BATCH:
+        if np.bincount(owner, minlength=clients).min() >= least:
             return [rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)]
 
 
@@ -134,14 +161,17 @@ def run_pfllib(
         return *json.loads((top / "accuracy.json").read_text()), cpu_seconds(resource.RUSAGE_CHILDREN) - before
 
 
-def run_mooring(xs: list, ys: list, cuts: list, start: torch.Tensor, name: str, fields: dict, rounds: int) -> tuple:
+def run_mooring(xs: list, ys: list, cuts: list, start: list, name: str, fields: dict, rounds: int) -> tuple:
     """Return the same quantities for Mooring."""
     parts = [np.where(np.arange(len(y)) < cut, "train", "test") for y, cut in zip(ys, cuts)]
     clients = from_arrays(xs, ys, parts=parts, kind="classes", dtype=torch.float32)
-    task = NetworkTask(network)
+    task = NetworkTask(lambda: network(name == "fedbn"))
+    w0 = torch.cat([part.reshape(-1) for part in start])
+    w0 = torch.cat([w0, task.start()[len(w0) :]])  # behind the parameters: running statistics
+    fields = WORK | fields
     before = cpu_seconds(resource.RUSAGE_SELF)
     plan = TrainingPlan(rounds=rounds, evaluate_every=rounds, checkpoint="last")
-    result = simulate(build(name, WORK | fields), task, clients, plan, w0=start)
+    result = simulate(build(fields.pop("algorithm", name), fields), task, clients, plan, w0=w0)
     models = result.models()
     right, rows = [], []
     for i in range(len(clients)):
@@ -161,34 +191,34 @@ def main() -> None:
     parser.add_argument("--concentration", type=float, default=0.1)
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--methods", default="fedavg,fedper,fedrep,fedrod,fedala")
+    parser.add_argument("--train-share", type=float, default=0.75)
+    parser.add_argument("--methods", default=",".join(METHODS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     with np.load(options.data) as stored:
         chosen = np.random.default_rng(SEED).permutation(len(stored["y_train"]))[: options.rows]
         x = (stored["x_train"][chosen][:, None] / 255 - 0.5).astype(np.float32) / 0.5
         y = stored["y_train"][chosen].astype(np.int64)
-    places = assign_rows(y, options.clients, options.concentration)
+    least = round(BATCH / options.train_share) + 1
+    places = assign_rows(y, options.clients, options.concentration, max(least, 2 * BATCH))
     xs, ys = [x[rows] for rows in places], [y[rows] for rows in places]
-    cuts = [round(0.75 * len(rows)) for rows in ys]
-    torch.manual_seed(SEED)
-    start = [part.detach() for part in network().parameters()]
-    counts = f"{options.rows} rows, {options.clients} clients, {options.rounds} rounds"
+    cuts = [round(options.train_share * len(rows)) for rows in ys]
+    counts = f"{sum(cuts)} training rows of {options.rows}, {options.clients} clients, {options.rounds} rounds"
     print(f"{counts}, batch {BATCH}, eta {ETA}, one epoch per round")
     print("method     library   accuracy  mean over clients  CPU seconds  wall seconds")
     for method in options.methods.split(","):
         pfllib_name, arguments, fields = METHODS[method]
-        runs = {
-            "PFLlib": lambda pfllib_name=pfllib_name, arguments=arguments: run_pfllib(
-                options.folder, xs, ys, cuts, [part.numpy() for part in start], pfllib_name, arguments, options.rounds
-            ),
-            "Mooring": lambda method=method, fields=fields: run_mooring(
-                xs, ys, cuts, torch.cat([part.reshape(-1) for part in start]), method, fields, options.rounds
-            ),
-        }
-        for library, run in runs.items():
+        torch.manual_seed(SEED)
+        start = [part.detach() for part in network(method == "fedbn").parameters()]
+        for library in ("PFLlib", "Mooring") if pfllib_name else ("Mooring",):
             begin = time.perf_counter()
-            overall, mean, cpu = run()
+            if library == "PFLlib":
+                arrays = [part.numpy() for part in start]
+                overall, mean, cpu = run_pfllib(
+                    options.folder, xs, ys, cuts, arrays, pfllib_name, arguments, options.rounds
+                )
+            else:
+                overall, mean, cpu = run_mooring(xs, ys, cuts, start, method, fields, options.rounds)
             wall = time.perf_counter() - begin
             print(f"{method:10} {library:9} {overall:8.1%}  {mean:17.1%}  {cpu:11.1f}  {wall:12.1f}", flush=True)
 

@@ -127,6 +127,10 @@ AnyAlgorithm = Algorithm[Any, Any, Any]
 PACKAGE = "mooring.algorithms"
 SHARED_MODULES = ("base", "hyperparameters", "parts", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
+NOT_OFFERED = {  # algorithms that users look for, by their letters: why they are not there, and what to use
+    "knnper": "its predictor is a model and a memory of the client's rows, where a model here is one vector that is "
+    "saved, exported and sent; use fedper or fedavg_finetune, which adapt a classifier to the client's rows"
+}
 IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 
 
@@ -171,6 +175,8 @@ def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
         )
     if name not in builtin_names():  # only then are installed packages searched, which takes a while
         offered = load_plugin(ENTRY_POINT_GROUP, name)
+        if offered is None and _letters(name) in NOT_OFFERED:
+            raise RequestError(f"algorithm {name!r} is not offered: {NOT_OFFERED[_letters(name)]}.")
         if offered is None:
             known = describe_unknown("algorithm", name, algorithm_names(), "mooring list algorithms")
             raise RequestError(f"{known}; or a file and a class, as my_file.py:MyAlgorithm.")

@@ -21,6 +21,7 @@ from mooring.engines.fit_tables import mean_known_loss, rounds_frame
 from mooring.engines.loop import TrainingSteps, resolve
 from mooring.engines.metrics import compute_metrics, mean_improvement
 from mooring.engines.participation import cohort_size, refuse_partial_participation
+from mooring.engines.personal_parts import name_personal_parts
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, hyperparameters, request, user_classes
@@ -97,6 +98,7 @@ def compare(
     file's. With `seeds` above 1 everything is repeated with the seeds that follow `seed`: splits, partitions and
     training, or only training where `split_seed` fixes the data.
     """
+    settings = {name: name_personal_parts(fields, model) for name, fields in (settings or {}).items()}
     run = request(
         data, purpose="compare", methods=methods, settings=settings, model=model, trust_code=trust_code, **options
     )

@@ -23,6 +23,7 @@ from mooring.engines.fit_tables import clients_frame, overall_loss, rounds_frame
 from mooring.engines.loop import resolve
 from mooring.engines.metrics import CONFIDENCE_LEVEL, Metric, compute_metrics, mean_improvement
 from mooring.engines.participation import refuse_partial_participation
+from mooring.engines.personal_parts import name_personal_parts
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.privacy import DEFAULT_DELTA
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
@@ -77,6 +78,7 @@ def fit(
     settings = dict(settings or {}) | {name: value for name, value in given_settings.items() if value is not None}
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
+    settings = name_personal_parts(settings, model)
     run = request(
         source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust_code=trust_code, **options
     )

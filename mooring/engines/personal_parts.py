@@ -8,24 +8,46 @@ APFL the named part of the global model is the client's own as well.
 
 from __future__ import annotations
 
+import inspect
 from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, personal_mask
+from mooring.core.types import NamedValues
 
 _TYPES: dict[Any, Any] = {}
 MOVES_BEYOND_THE_MEAN = ("feddyn",)  # algorithms whose server adds a state to the mean model
 OWN = "own_"  # begins the names of a client's copies of the server's tensors
 PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
+
+
+def name_personal_parts(settings: NamedValues, model: Any) -> NamedValues:
+    """The hyperparameters, in which `personal`, given as a function of parameter names, is the list of those names."""
+    chosen = settings.get("personal")
+    if not callable(chosen):
+        return settings
+    if not (isinstance(model, nn.Module) or callable(model)):
+        raise RequestError("personal: a function of parameter names needs the network as `model`; else give names.")
+    if isinstance(model, nn.Module):
+        module = model
+    else:
+        accepted = inspect.signature(model).parameters
+        with torch.random.fork_rng(devices=[]):  # names do not depend on sizes
+            module = model(**{name: size for name, size in (("features", 1), ("classes", 2)) if name in accepted})
+    names = [name for name, part in module.named_parameters() if part.requires_grad]
+    personal = [name for name in names if chosen(name)]
+    if not personal:
+        raise RequestError(f"personal: the function chooses none of the parameters {', '.join(names[:6])}, ....")
+    return {**settings, "personal": ",".join(personal)}
 
 
 def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> Any:

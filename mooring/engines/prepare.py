@@ -39,6 +39,7 @@ LOSS_GROUP = "mooring.losses"  # the group of entry points under which an instal
 VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is partitioned
 POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are partitioned
 POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
+NETWORK_SETTINGS = ("buffers", "precision", "compile")  # of section [task], handed to the network's task as they are
 MAX_UNIT_CHECK_ROWS = 10_000  # enough to detect the units of a network's outputs
 FIXED_TERMS_NOTE = "Algorithms train all coefficients of a formula: only `mooring advise` keeps fixed terms equal."
 
@@ -239,7 +240,7 @@ def make_network_task(
     make, units = model_factory(model, clients), section.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": section.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
     fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}
-    fields |= {"buffers": section.fields["buffers"]} if "buffers" in section.fields else {}
+    fields |= {name: section.fields[name] for name in NETWORK_SETTINGS if name in section.fields}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
     if loss is not None:
         return NetworkTask(make, loss, units=units, **fields)

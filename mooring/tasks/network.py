@@ -29,6 +29,7 @@ from mooring.core.task import (
     TrainingSteps,
     layout_of,
 )
+from mooring.tasks.device import FULL_PRECISION, Device
 from mooring.tasks.fused import per_client, perceptron_numba, perceptron_per_client
 from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
 from mooring.tasks.network_inputs import (
@@ -39,7 +40,6 @@ from mooring.tasks.network_inputs import (
     binary_cross_entropy,
     by_row,
     cross_entropy,
-    find_device,
     half_square,
     has_dropout,
     main_output,
@@ -74,6 +74,8 @@ class NetworkTask(Task):
     units   what the network's output is where the target is a number: "standard", that is (y - mean) / scale, or
             "target", that is y itself; a loss of one's own sees outputs and targets in the target's units
     device  where the network computes; parameters and rows are brought there and back
+    precision  "full", or "bf16": forward passes and gradients in mixed precision (`device.Device`)
+    compile    whether torch.compile compiles the forward and backward passes of training
     kernels "numba": compiled local steps, for large perceptrons of which `compiles` is true
     """
 
@@ -93,6 +95,8 @@ class NetworkTask(Task):
         buffers: str = "average",
         items: Any = None,
         sample: Tensor | None = None,
+        precision: str = FULL_PRECISION,
+        compile: bool = False,
     ):
         if isinstance(loss, str) and loss not in LOSSES:
             raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
@@ -108,8 +112,8 @@ class NetworkTask(Task):
         self.ridge = ridge
         self.mean, self.scale = mean, scale
         self.units = TARGET_UNITS if self.has_own_loss else units
-        self.device = find_device(device)
-        self.module = self._made(0).eval().to(self.device)
+        self.device = Device(device, precision, compile)
+        self.module = self.device.load_module(self._made(0).eval())
         for path, layer in self.module.named_modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.track_running_stats:
                 raise RequestError(
@@ -130,10 +134,12 @@ class NetworkTask(Task):
         self.is_random = may_be_random(self.module)
         self.is_structured: bool | None = True if items is not None else None  # inputs or outputs are no tensors
         needs_clients = self.buffer_shapes or self.batch_loss is not None or items is not None
+        needs_clients = needs_clients or not self.device.is_plain
         self.by_client: bool | None = True if needs_clients else None
         self.accepted = inspect.signature(self.module.forward).parameters
         frozen = any(not p.requires_grad for p in self.module.parameters())
         self.is_perceptron = is_perceptron(self.module) and not frozen and not has_dropout(self.module)
+        self.is_perceptron = self.is_perceptron and self.device.is_plain
         self.convolutional = per_client.has_convolution(self.module)
         self.is_large_perceptron = self.is_perceptron and (
             self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
@@ -226,13 +232,22 @@ class NetworkTask(Task):
 
     def _call(self, call: Callable[..., Any], x: Tensor) -> Any:
         """What a network answers at rows x [B, ...], or at the items that x numbers."""
-        inputs = x if self.items is None else map_tensors(self.items.take(x), lambda part: part.to(self.device))
+        inputs = x if self.items is None else map_tensors(self.items.take(x), self.device.load)
         inputs = map_tensors(inputs, lambda part: part.to(self.dtype) if part.dtype.is_floating_point else part)
         names = list(self.accepted)
-        if isinstance(inputs, Mapping) and (set(inputs) <= set(names) or "kwargs" in names):
-            return call(**inputs)
-        several = isinstance(inputs, tuple | list) and (len(names) > 1 or "args" in names)
-        return call(*inputs) if several else call(inputs)
+        with self.device.autocast():
+            if isinstance(inputs, Mapping) and (set(inputs) <= set(names) or "kwargs" in names):
+                output = call(**inputs)
+            elif isinstance(inputs, tuple | list) and (len(names) > 1 or "args" in names):
+                output = call(*inputs)
+            else:
+                output = call(inputs)
+        return output.to(self.dtype) if self.device.is_mixed and isinstance(output, Tensor) else output
+
+    def _main_output(self, output: Any) -> Tensor:
+        """The tensor that losses are taken of, in the parameters' own precision."""
+        main = main_output(output)
+        return main.to(self.dtype) if self.device.is_mixed else main
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -287,10 +302,10 @@ class NetworkTask(Task):
             return functional_call(self.module, parameters, args, named)
 
         if self.items is None:
-            return main_output(self._call(call, rows))
-        with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+            return self._main_output(self._call(call, rows))
+        with RANDOM_LOCK, self.device.fork_random_state():
             torch.manual_seed(0)  # of data sets that draw random numbers
-            return torch.cat([main_output(self._call(call, part)) for part in rows.split(EVALUATED_ITEMS)])
+            return torch.cat([self._main_output(self._call(call, part)) for part in rows.split(EVALUATED_ITEMS)])
 
     def _can_stack(self, layers: dict[str, Tensor], x: Tensor) -> bool:
         """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
@@ -314,21 +329,21 @@ class NetworkTask(Task):
             warnings.warn(f"the clients' networks are trained one after another, for torch cannot stack them ({why}).")
             return False
 
-    def minibatch_loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def minibatch_loss(self, module: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
         return self.output_loss(self._call(module, x), y)
 
     def output_loss(self, output: Any, y: Tensor) -> Tensor:
         """The loss of what a network returned for a minibatch with targets y [B, ...]."""
         if self.batch_loss is not None:
-            whole = main_output(output) if isinstance(self.batch_loss, nn.Module) else output
+            whole = self._main_output(output) if isinstance(self.batch_loss, nn.Module) else output
             return self.batch_loss(whole, self._own_units(y))
         if self.classifies and y.ndim > 1:  # the mean over all tokens of the minibatch, as torch takes it
-            whole = main_output(output)
+            whole = self._main_output(output)
             return F.cross_entropy(align_classes(whole, y), y)
         if self.has_own_loss and not isinstance(output, Tensor):
             return self.row_loss(output, self._own_units(y)).mean()
-        return self._each_loss(main_output(output)[None], y[None])[0].mean()
+        return self._each_loss(self._main_output(output)[None], y[None])[0].mean()
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
         self._probe(batch.x[0], batch.y[0])
@@ -371,15 +386,13 @@ class NetworkTask(Task):
 
     def _here(self, w: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
         """Parameters and rows where the network computes."""
-        if self.device.type == "cpu":
-            return w, batch
-        return w.to(self.device), Batch(*(part.to(self.device) for part in batch[:3]))
+        return self.device.load(w), self.device.load_batch(batch)
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
         w, batch = self._here(w, batch)
         with torch.no_grad():
             data = (batch.weight * self._row_losses(self.layers(w), batch)).sum(1)
-        return (data + self.ridge / 2 * (w[:, : self.parameter_dim] ** 2).sum(1)).cpu()
+        return self.device.unload(data + self.ridge / 2 * (w[:, : self.parameter_dim] ** 2).sum(1))
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         if batch.key is not None and self._trains_by_client(batch.x[:, :PROBE_ROWS], batch.y[:, :PROBE_ROWS]):
@@ -404,7 +417,7 @@ class NetworkTask(Task):
             self._grad_by_client(w, batch, out)
         else:
             self._grad_by_autograd(w, batch, places)
-        return self._add_penalty(out, w).cpu()
+        return self.device.unload(self._add_penalty(out, w))
 
     def _add_penalty(self, g: Tensor, w: Tensor) -> Tensor:
         """Gradients g [C, d] of the data with the ridge's, in place; 0 at buffers and frozen parameters."""
@@ -448,12 +461,12 @@ class NetworkTask(Task):
         self.is_perceptron, self.kernels = False, "torch"
 
     def step_in_place(self) -> InPlaceStep | None:
-        return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None
+        return self._perceptron_step if self.is_perceptron and self.device.is_cpu else None
 
     @property
     def steps_by_client(self) -> bool:
         """Whether local steps are faster client by client than stacked: large perceptrons, and convolutions."""
-        return (self.convolutional or self.is_large_perceptron) and self.device.type == "cpu"
+        return (self.convolutional or self.is_large_perceptron) and self.device.is_cpu
 
     def local_steps(self, rows: Rows) -> LocalSteps | None:
         return self._client_by_client if self.steps_by_client and self._reads(rows) else None
@@ -471,8 +484,8 @@ class NetworkTask(Task):
     def try_forward(self, rows: Rows) -> Any:
         """What the network returns for the first rows; random states stay as they were."""
         x, _ = rows.rows_at(torch.arange(min(PROBE_ROWS, len(rows.y)))[None])
-        with torch.no_grad(), CALLING, RANDOM_LOCK, torch.random.fork_rng(devices=[]):
-            return self._call(self.module, x[0].to(self.device))
+        with torch.no_grad(), CALLING, RANDOM_LOCK, self.device.fork_random_state():
+            return self._call(self.module, self.device.load(x[0]))
 
     def _trains_by_client(self, x: Tensor, y: Tensor) -> bool:
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
@@ -534,11 +547,10 @@ class NetworkTask(Task):
     def _grad_by_client(self, w: Tensor, batch: Batch, out: Tensor) -> None:
         """Put the clients' gradients into out [C, d], one after another by a module that is made for speed."""
         module = per_client.FastModule(self.module, self._places(), self.frozen)
-        x = batch.x.to(self.dtype) if batch.x.dtype.is_floating_point else batch.x
         for c in range(len(w)):
             module.load(w[c])
             with torch.enable_grad():
-                loss = (batch.weight[c] * self._loss_of_one(module.module(x[c]), batch.y[c])).sum()
+                loss = (batch.weight[c] * self._loss_of_one(self._call(module.module, batch.x[c]), batch.y[c])).sum()
                 module.put_gradient(loss, out[c])
 
     def _is_structured(self, batch: Batch) -> bool:
@@ -559,7 +571,7 @@ class NetworkTask(Task):
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         """Probabilities of the classes, or of each label; numbers as (y - mean) / scale, like the rows' own."""
         with torch.no_grad():
-            output = self._forward(self.layers(w.to(self.device)), x.to(self.device)).cpu()
+            output = self.device.unload(self._forward(self.layers(self.device.load(w)), self.device.load(x)))
         if self.classifies:
             return torch.softmax(output, -1)
         output = output.reshape(x.shape[:2]) if output.shape[2:].numel() == 1 else output
@@ -571,7 +583,7 @@ class NetworkTask(Task):
         w, batch = self._here(w, batch)
         with torch.no_grad():
             losses = self._row_losses(self.layers(w), batch)
-        return (self.risk_per_loss * losses).cpu()
+        return self.device.unload(self.risk_per_loss * losses)
 
     def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
         """Of predicted numbers, or Kullback and Leibler's of predicted probabilities."""
@@ -592,13 +604,13 @@ class NetworkTask(Task):
         loss has none there; convexity is unknown (nan), and a single row's curvature a guess from `smooth`."""
         w = self.start()[None].expand(len(batch.y), -1) if w is None else w
         w, batch = self._here(w, batch)
-        v = torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype).to(w.device)
+        v = self.device.load(torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype))
         try:
             v = self._largest_curvature(w, batch, v, rounds)
         except RuntimeError:  # a layer of the network has no second derivative in torch
             for _ in range(rounds):
                 v = self._curve_by_difference(w, batch, v / v.norm(dim=1, keepdim=True).clamp(min=1e-30))
-        smooth = self._or_by_slope(v.norm(dim=1).cpu(), w, batch) + self.ridge
+        smooth = self._or_by_slope(self.device.unload(v.norm(dim=1)), w, batch) + self.ridge
         nan = torch.full_like(smooth, torch.nan)
         return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
 
@@ -661,7 +673,7 @@ def build_module(task: Task, w: Tensor, mean: float = 0.0, scale: float = 1.0) -
     """
     if not isinstance(task, NetworkTask):
         raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
-    net = copy.deepcopy(task.module).cpu()
+    net = task.device.unload_module(copy.deepcopy(task.module))
     values = task.layers(w[None])
     with torch.no_grad():
         for name, part in (*net.named_parameters(), *net.named_buffers()):

@@ -104,13 +104,3 @@ def may_be_random(module: nn.Module) -> bool:
     """Whether training may draw random numbers: dropout, or a forward pass that is not torch's own."""
     own = any(not type(layer).__module__.startswith("torch.nn.") for layer in module.modules())
     return own or has_dropout(module)
-
-
-def find_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        here = "cpu" + (", cuda" if torch.cuda.is_available() else "")
-        raise RequestError(f"device {name!r} is not there; this machine has {here}.") from None
-    return device

@@ -26,6 +26,7 @@ class NetworkTrainer:
     def __init__(self, task: Any):
         self.task, self.dim = task, task.gradient_dim
         self.module = copy.deepcopy(task.module).train()
+        self.call = task.device.compile(self.module)
         norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._NormBase)]
         self.tracked = [layer for layer in norms if self._is_tracked(layer)]
         for layer in norms:
@@ -67,7 +68,7 @@ class NetworkTrainer:
             layer.train(not single)
         torch.manual_seed(int(key) >> 1)
         with torch.enable_grad():
-            loss = task.minibatch_loss(self.module, x, y)
+            loss = task.minibatch_loss(self.call, x, y)
             grads = torch.autograd.grad(loss, self.moving, allow_unused=True)
         self.module.train() if single else None
         if len(self.moving) == len(self.leaves):
@@ -90,11 +91,11 @@ class NetworkTrainer:
         held, towards = constant_step_terms(v[:, :dim], pull, shift, self.task.ridge)
         fixed = terms.fixed
         index = torch.from_numpy(np.ascontiguousarray(place))
-        with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+        with RANDOM_LOCK, device.fork_random_state():
             for c in range(len(v)):
-                row = begin[c].clone().to(device)
-                state = terms.state[c : c + 1].to(device)
-                mine, goal = (part[c if len(part) > 1 else 0].to(device) for part in (held, towards))
+                row = device.load(begin[c].clone())
+                state = device.load(terms.state[c : c + 1])
+                mine, goal = (device.load(part[c if len(part) > 1 else 0]) for part in (held, towards))
                 self.load(row)
                 values = row.clone() if fixed is not None else row
                 for s in range(len(place)):
@@ -102,7 +103,7 @@ class NetworkTrainer:
                     if not size:
                         continue
                     x, y = rows.rows_at(index[s, c : c + 1, : n[s, c]])
-                    g = self.gradient(x[0].to(device), y[0].to(device), terms.keys[s, c])
+                    g = self.gradient(device.load(x[0]), device.load(y[0]), terms.keys[s, c])
                     with torch.no_grad():
                         g.addcmul_(mine.expand_as(g), row[:dim])
                         if len(goal):
@@ -113,30 +114,31 @@ class NetworkTrainer:
                 self.store_buffers(row)
                 if fixed is not None:
                     row[fixed.mask] = values[fixed.mask]
-                v[c] = row.cpu()
-                terms.state[c] = state[0].cpu()
+                v[c] = device.unload(row)
+                terms.state[c] = device.unload(state[0])
 
     def gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradients [C, d] in training mode at w, of each client's rows without padding, where those of buffers are 0;
         and the buffers [C, d - gradient_dim] after the forward passes."""
         out, after, device = torch.zeros_like(w), w[:, self.dim :].clone(), self.task.device
-        with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+        with RANDOM_LOCK, device.fork_random_state():
             for c in range(len(w)):
                 real = batch.weight[c] > 0
-                row = w[c].detach().clone().to(device)
+                row = device.load(w[c].detach().clone())
                 self.load(row)
-                g = self.gradient(batch.x[c, real].to(device), batch.y[c, real].to(device), batch.key[c])
-                out[c, : self.dim] = g.add_(row[: self.dim], alpha=self.task.ridge).cpu()
+                g = self.gradient(device.load(batch.x[c, real]), device.load(batch.y[c, real]), batch.key[c])
+                out[c, : self.dim] = device.unload(g.add_(row[: self.dim], alpha=self.task.ridge))
                 if bool(real.any()):
                     self.store_buffers(row)
-                    after[c] = row[self.dim :].cpu()
+                    after[c] = device.unload(row[self.dim :])
         return out, after
 
     def draws_random_numbers(self, x: Tensor, y: Tensor) -> bool:
         """Whether a forward pass in training mode draws random numbers."""
-        with RANDOM_LOCK, torch.random.fork_rng(devices=[]), torch.no_grad():
+        device = self.task.device
+        with RANDOM_LOCK, device.fork_random_state(), torch.no_grad():
             before = torch.get_rng_state()
-            self.task.minibatch_loss(self.module, x.to(self.task.device), y.to(self.task.device))
+            self.task.minibatch_loss(self.module, device.load(x), device.load(y))
             return not torch.equal(before, torch.get_rng_state())
 
 

@@ -17,13 +17,14 @@ def has_representation(task: Task) -> bool:
 def represent(task: NetworkTask | Task, w: Tensor, x: Tensor) -> Tensor:
     """[B, k]: the representations of rows x [B, ...] by the network with parameters w [d], in evaluation mode."""
     network: NetworkTask = task  # type: ignore[assignment]  # a metered network is one, too
-    layers = {name: part[0] for name, part in network.layers(w[None]).items()}
+    device = network.device
+    layers = {name: part[0] for name, part in network.layers(device.load(w)[None]).items()}
     layers |= {name: layers[name].detach() for name in network.buffer_shapes}
     last = [block.layer for block in network.layout if block.start < network.gradient_dim][-1]
     seen: list[Tensor] = []
     hook = network.module.get_submodule(last).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:
-        functional_call(network.module, layers, (x.to(network.dtype),))
+        functional_call(network.module, layers, (device.load(x.to(network.dtype)),))
     finally:
         hook.remove()
-    return seen[-1].flatten(1)
+    return device.unload(seen[-1].flatten(1))

@@ -63,7 +63,7 @@ class TwoHeadedTask(NetworkTask):
         return w, h
 
     def output_loss(self, output: Any, y: Tensor) -> Tensor:
-        generic, personal = main_output(output).chunk(2)
+        generic, personal = self._main_output(output).chunk(2)
         return super().output_loss(generic, y) + super().output_loss(personal, y)
 
     def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:

@@ -125,3 +125,24 @@ def test_a_resumed_run_has_the_same_bytes(tmp_path):
     again = mooring.fit(data, out=tmp_path / "again", checkpoint_every=2, **options)
     for name in data:
         assert torch.equal(whole.models[name], again.models[name])
+
+
+def test_a_function_of_parameter_names_is_the_list_of_those_names():
+    data, settings = federation(), {"eta": 0.1, "steps": 2, "batch": 0}
+    results = [
+        mooring.fit(Body, data, algorithm=name, settings=settings | {"personal": personal}, rounds=2, baselines=False)
+        for name in ("fedavg", "fedper")
+        for personal in (lambda name: name.startswith("fc."), "fc")
+    ]
+    for by_function, by_name in (results[:2], results[2:]):
+        for client, model in by_name.models.items():
+            assert torch.equal(torch.as_tensor(by_function.models[client]), torch.as_tensor(model))
+    with pytest.raises(RequestError, match="the function chooses none of the parameters body"):
+        mooring.fit(Body, data, algorithm="fedavg", settings={"personal": lambda name: False}, rounds=1)
+    with pytest.raises(RequestError, match="needs the network as `model`"):
+        mooring.fit("heart", algorithm="fedavg", settings={"personal": lambda name: True}, rounds=1)
+
+
+def test_knn_per_is_refused_with_what_to_use_instead():
+    with pytest.raises(RequestError, match=r"'knn_per' is not offered: .* use fedper or fedavg_finetune"):
+        build("knn_per", {})
