@@ -87,6 +87,8 @@ def advise_table(folder: Path, entry: Entry, split: int | str, shape: str | None
     out = {name: row_losses(task, w, clients.test, unit).numpy() for name, w in models_by_name.items()}
     out |= {f"held_{k}": v.numpy() for k, v in advice.evidence.held._asdict().items()}
     out |= {f"own_{k}": v.numpy() for k, v in advice.evidence.own._asdict().items()}
+    assert advice.evidence.fitted is not None
+    out |= {f"fitted_{k}": v.numpy() for k, v in advice.evidence.fitted._asdict().items()}
     sizes = {"test_size": clients.test.size.numpy(), "unit": np.array(unit), "seconds": np.array(seconds)}
     return out | sizes | {"row": place["row"].to_numpy(), "recommendation": advice.clients["recommended"].to_numpy(str)}
 
@@ -105,7 +107,7 @@ class Table:
 
     def __init__(self, result: dict[str, np.ndarray], baselines: dict[str, np.ndarray] | None):
         self.result, self.held, self.own = result, sums_of(result, "held"), sums_of(result, "own")
-        self.answer = recommend(self.held, self.own)
+        self.answer = recommend(self.held, self.own, fitted=sums_of(result, "fitted"))
         owner = np.repeat(np.arange(len(result["test_size"])), result["test_size"])
         rows = np.arange(len(owner))
         kinds = self.answer.recommended

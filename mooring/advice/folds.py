@@ -17,6 +17,7 @@ from mooring.data.clients import PARTS, Clients
 from mooring.data.splits import number_groups as of_units
 
 DEFAULT_FOLDS = 5
+TIME_FOLDS = 2  # each a quarter of a client's rows: models are compared that far ahead
 FEW_ROWS_FOLDS, MAX_FEW_ROWS = 10, 1_000  # where rows are few in all
 MAX_FOLDS, SMALL_CLIENT_ROWS = 20, 16  # where clients are small: those of up to 20 rows leave out one row at a time
 SMALL_CLIENTS_SHARE = 0.1  # of the clients, from which on they count
@@ -144,7 +145,7 @@ def count_folds(rows: Any, time: Tensor | None = None) -> int:
     """
     total = int(rows.size.sum())
     if time is not None:
-        return DEFAULT_FOLDS
+        return TIME_FOLDS
     if (
         float((rows.size < SMALL_CLIENT_ROWS).double().mean()) >= SMALL_CLIENTS_SHARE
         and total <= MAX_ROWS_FOR_MAX_FOLDS
@@ -163,13 +164,13 @@ def iterate_folds(
 ) -> Iterator[FoldSplit]:
     """The folds of a compact pool, one after another.
 
-    With `time` [N] the first fold's rows are the earliest and only train; each further one is predicted from all
-    earlier rows (forward chaining).
+    With `time` [N] the earlier half of a client's rows only train: models of a few early rows would decide about models
+    of all. The later half is cut into the folds, each predicted from all earlier rows (forward chaining).
     """
     count = folds or count_folds(rows, time)
     if time is not None:
-        fold = assign_time_blocks(rows, time, count + 1)
-        for k in range(1, count + 1):
+        fold = assign_time_blocks(rows, time, 2 * count)
+        for k in range(count, 2 * count):
             out = fold == k
             if bool(out.any()):
                 yield FoldSplit(filter_rows(rows, fold < k), filter_rows(rows, out), torch.nonzero(out)[:, 0])

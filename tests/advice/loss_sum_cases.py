@@ -5,8 +5,11 @@ import torch
 from mooring.advice.evaluation.loss_sums import LossSums
 
 
-def make_sums(rows, loss, divergence, deviation=None, apart=None, loss_square=None):
-    """Sums from means per row: loss [m, 3] (local, global, personal), divergence [m, 2], deviation [m, 3]."""
+def make_sums(rows, loss, divergence, deviation=None, apart=None, loss_square=None, spread=0.0):
+    """Sums from means per row: loss [m, 3] (local, global, personal), divergence [m, 2], deviation [m, 3].
+
+    `spread` is the variance of a row's divergence per squared mean.
+    """
     n = torch.as_tensor(rows, dtype=torch.float64)
     loss, divergence = (torch.as_tensor(part, dtype=torch.float64) * n[:, None] for part in (loss, divergence))
     if deviation is None:
@@ -19,6 +22,7 @@ def make_sums(rows, loss, divergence, deviation=None, apart=None, loss_square=No
         square,
         loss[:, :2] - loss[:, 2:],
         divergence,
+        (1 + spread) * divergence**2 / n.clamp(min=1)[:, None],
         apart,
         torch.as_tensor(deviation, dtype=torch.float64) * n[:, None],
     )

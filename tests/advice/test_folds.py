@@ -10,6 +10,7 @@ from mooring.advice.folds import (
     DEFAULT_FOLDS,
     FEW_ROWS_FOLDS,
     MAX_FOLDS,
+    TIME_FOLDS,
     assign_folds,
     assign_time_blocks,
     count_folds,
@@ -111,7 +112,7 @@ def test_how_many_folds_there_are_by_rows_and_by_the_size_of_clients():
     assert count_folds(rows_of_sizes(*[8] * 5, *[200] * 10)) == MAX_FOLDS
     assert count_folds(rows_of_sizes(*[8] * 5, *[12] * 10)) == 12  # no client has more rows to leave out
     assert count_folds(rows_of_sizes(8, *[200] * 20)) == DEFAULT_FOLDS  # one small client among many
-    assert count_folds(rows_of_sizes(*[8] * 5), torch.arange(40)) == DEFAULT_FOLDS
+    assert count_folds(rows_of_sizes(*[8] * 5), torch.arange(40)) == TIME_FOLDS
     small = rows_of_sizes(*[8] * 3)
     assert (
         cross_fitting.count_task_folds(Linear(2), small, None) == 8
@@ -187,8 +188,8 @@ def test_forward_chaining_never_trains_on_later_rows():
             assert not len(after) or (len(before) and float(before.max()) < float(after.min()))
         torch.testing.assert_close(rows.x[part.place], part.held.x)
     places = torch.cat(held)
-    first = assign_time_blocks(rows, time, 5) == 0
-    assert sorted(places.tolist()) == torch.nonzero(~first)[:, 0].tolist()  # the earliest rows only train
+    early = assign_time_blocks(rows, time, 8) < 4
+    assert sorted(places.tolist()) == torch.nonzero(~early)[:, 0].tolist()  # the earlier half only trains
 
 
 def test_blocks_in_time_are_alike_and_equal_times_share_one():
@@ -209,4 +210,4 @@ def test_advice_with_a_time_column_goes_forward_in_time():
     rows = usable_rows(clients).compact()
     assert sorted(time[row_clients(rows) == 1].tolist()) == list(range(30))
     advice = mooring.advise(frame, client="who", target="y", time_column="day", theory=False, folds=4, shape="linear")
-    assert (advice.clients["held_out_rows"] == 24).all()  # the first fifth only trains
+    assert (advice.clients["held_out_rows"] == 15).all()  # the earlier half only trains

@@ -63,6 +63,23 @@ def test_the_share_of_own_rows_is_the_shrinkage_factor():
     assert bool((few == 1).all())  # of four clients the share is not known
 
 
+def test_divergences_that_few_rows_show_are_shrunk_and_uncertain():
+    """True divergences are about three times those over own rows; held-out rows show them badly."""
+    rng = np.random.default_rng(0)
+    m, n, spread = 2_000, 8, 4.0
+    own = np.exp(0.5 * rng.standard_normal((m, 2)))
+    truth = 3 * own * np.exp(0.3 * rng.standard_normal((m, 2)))
+    held = truth * rng.gamma(n / spread, spread / n, (m, 2))  # means of n rows
+    loss = np.concatenate([1 + held, np.ones((m, 1))], 1)
+    sums = [make_sums(np.full(m, n), loss, part, spread=spread) for part in (held, own)]
+    mean = estimate_improvements(*sums).mean.numpy()
+    assert np.mean(np.log(mean / truth) ** 2) < 0.4 * np.mean(np.log(held / truth) ** 2)
+    assert mean.sum() == pytest.approx(held.sum(), rel=0.02)
+    exact = estimate_improvements(*(sum_._replace(divergence_square=sum_.divergence**2 / n) for sum_ in sums))
+    np.testing.assert_allclose(exact.mean, held, rtol=0.02)
+    assert bool((exact.covariance[:, 0, 0] < estimate_improvements(*sums).covariance[:, 0, 0]).double().mean() > 0.9)
+
+
 def test_held_out_rows_that_contradict_the_models_are_heeded():
     """Where differences scatter far beyond chance, what a client's own rows show counts; where they do not, not."""
     rng = np.random.default_rng(0)

@@ -52,6 +52,7 @@ def test_sums_are_those_of_a_loop_over_rows(kind):
                 loss[2] ** 2,
                 difference,
                 divergence,
+                divergence**2,
                 torch.tensor(apart(global_, local)),
                 torch.stack([d[0] ** 2, d[1] ** 2, d[0] * d[1]]),
             )

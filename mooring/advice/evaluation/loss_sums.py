@@ -48,12 +48,13 @@ class LossSums(NamedTuple):
     loss_square: Tensor  # [m], of the personal model
     difference: Tensor  # [m, 2]
     divergence: Tensor  # [m, 2]
+    divergence_square: Tensor  # [m, 2]
     apart: Tensor  # [m], divergence of global from local
     deviation: Tensor  # [m, 3], squares of both deviations and their product
 
 
 def zero_sums(m: int) -> LossSums:
-    shapes = ((m,), (m, 3), (m,), (m, 2), (m, 2), (m,), (m, 3))
+    shapes = ((m,), (m, 3), (m,), (m, 2), (m, 2), (m, 2), (m,), (m, 3))
     return LossSums(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
 
@@ -82,6 +83,7 @@ def sum_row_losses(task: Task, batch: Batch, local: Tensor, global_: Tensor, per
         loss[..., 2].square().sum(1),
         difference.sum(1),
         divergence.sum(1),
+        divergence.square().sum(1),
         on_rows(task.row_divergence(global_, local, batch)).sum(1),
         torch.cat([deviation.square(), deviation.prod(-1, keepdim=True)], -1).sum(1),
     )

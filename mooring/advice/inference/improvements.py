@@ -4,7 +4,7 @@ Let d be the mean difference of losses between another model o and the personal 
 divergence of o from p there: the difference to expect if p were the truth. p is the best guess of the truth, so the
 true difference is b D plus what p misses,
 
-    difference_o ~ N(b D,  s u D / n  +  c^2 D^2)
+    difference_o ~ N(b D,  s u D / n  +  c^2 D^2  +  v b^2 D^2 / n)
 
     b    slope of d on D over the clients (sum of d over sum of D, clustered errors), shrunk to 1
     u    variance of a row's deviation from D per unit of D: 4 sigma^2 for squared loss; a client's own, shrunk to all
@@ -16,9 +16,12 @@ true difference is b D plus what p misses,
          for one coefficient
     c^2  what varies in proportion to D beyond chance (u D / n) and that: models that are wrong. Only this part
          of the held-out residual d - b D is information beyond the personal model, which has seen the rows itself
+    v    variance of a row's divergence per squared mean: how little n rows show of the mean divergence of all. That
+         from a local model is mostly that of few rows at which it extrapolates. For the same reason D is shrunk, on
+         the log scale, to the divergence over the client's own rows times the ratio of the two over all clients
 
-Both parts of the variance are estimates, with the degrees of freedom of the client's rows and of the clients: the
-distribution is Student's, with degrees of freedom by Satterthwaite's rule. The two differences (local and global) have
+The first two parts of the variance are estimates, with the degrees of freedom of the client's rows and of the clients:
+the distribution is Student's, with degrees of freedom by Satterthwaite's rule. The two differences (local, global) have
 the correlation of their rows' deviations and the smaller degrees of freedom, so that all three comparisons follow from
 one bivariate distribution: they are transitive, and an interval and a probability never disagree. Nothing here depends
 on the kind of task.
@@ -75,16 +78,22 @@ def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
     """
     seen, size = held.rows > 0, own.rows.clamp(min=1)
     count = torch.where(seen, held.rows, size)
-    divergence, apart = (
+    divergence, square, apart = (
         torch.where(seen[:, None] if part.ndim == 2 else seen, part, other)
-        for part, other in ((held.divergence, own.divergence), (held.apart, own.apart))
+        for part, other in zip(*((sums.divergence, sums.divergence_square, sums.apart) for sums in (held, own)))
     )
     share = share_of_own_rows(divergence[:, 1], apart)
     columns = []
     for k in range(2):
         mean_divergence = divergence[:, k] / count
+        spread = (square[:, k].sum() / (count * mean_divergence**2).sum().clamp(min=TINY) - 1).clamp(min=0)  # v
         unit = estimate_unit_variances(held, k)
-        columns.append(_one_side(held.rows, held.difference[:, k], mean_divergence, unit, share, size))
+        mean, variance, freedom, slope, excess = _one_side(
+            held.rows, held.difference[:, k], mean_divergence, unit, share, size
+        )
+        ratio = _shrink_divergence(mean_divergence, own.divergence[:, k] / size, count, spread / size)
+        unknown = spread / size * (slope * ratio * mean_divergence) ** 2
+        columns.append((ratio * mean, ratio * variance + unknown, freedom, slope, excess))
     mean, variance, freedom, slope, excess = (torch.stack(parts, -1) for parts in zip(*columns))
     shrunk = held.deviation + SHRINKAGE_ROWS * held.deviation.sum(0) / held.rows.sum().clamp(min=1)
     correlation = shrunk[:, 2] / (shrunk[:, 0] * shrunk[:, 1]).clamp(min=TINY).sqrt()
@@ -135,6 +144,23 @@ def share_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
     """[m]: s, how far each personal model is from the global towards the local one, 0 to 1."""
     square = (divergence / apart.clamp(min=TINY)).clamp(0, 1)
     return (square + SHARE_FLOOR / len(square)).clamp(max=1).sqrt()
+
+
+def _shrink_divergence(held: Tensor, own: Tensor, rows: Tensor, variance: Tensor) -> Tensor:
+    """[m]: the shrunk mean divergence over that of held-out rows; `variance` is the latter's, in units of its square.
+
+    What all clients' sum to, with `rows` rows each, stays.
+    """
+    known = (held > 0) & (own > 0)
+    if not bool(known.any()):
+        return torch.ones_like(held)
+    typical = own * (held * rows).sum() / (own * rows).sum()
+    logs = torch.where(known, held, 1.0).log() - torch.where(known, typical, 1.0).log()
+    error = torch.log1p(variance)
+    between = (logs.square() - error)[known].mean().clamp(min=0)
+    weight = between / (between + error).clamp(min=TINY)
+    ratio = torch.where(known, ((weight - 1) * logs).exp(), 1.0)
+    return ratio * (held * rows).sum() / (ratio * held * rows).sum()
 
 
 def _one_side(

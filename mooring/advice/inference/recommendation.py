@@ -11,7 +11,8 @@ simpler model: if it is worse than their personal models, all of them keep these
 recommended their local (or the global) model: if what they are recommended is worse than that, they get it.
 
 The federation's line is what held-out rows show: the mean difference of losses over all rows, with Student's interval,
-its error clustered by client.
+its error clustered by client. Models fitted to all rows differ less, local ones most: the interval includes that of the
+differences expected of these.
 """
 
 from __future__ import annotations
@@ -74,14 +75,28 @@ def recommend(
     chosen = choose_models(held, own, margin)
     recommended = recommended_losses(held, chosen)
     over, same = compare_recommended(improvements, chosen, SAME_LOSS_SHARE * abs(loss[PERSONAL]))
-    lines = {o: mean_difference(held.rows, held.loss[:, k] - recommended, level) for k, o in enumerate(ALTERNATIVES)}
-    personal = {o: mean_difference(held.rows, held.difference[:, k], level) for k, o in enumerate(ALTERNATIVES)}
+    lines, personal = (_mean_differences(held.rows, held.loss, part, level) for part in (recommended, held.loss[:, 2]))
     losses = loss | {"recommended": float(recommended.sum() / held.rows.sum().clamp(min=1))}
     full = None
     if fitted is not None:
-        scale = full_size_factors(held, fitted) * held.loss
-        full = {o: mean_difference(held.rows, scale[:, k] - scale[:, 2], level) for k, o in enumerate(ALTERNATIVES)}
+        scaled = held._replace(loss=full_size_factors(held, fitted) * held.loss)
+        full = _mean_differences(held.rows, scaled.loss, scaled.loss[:, 2], level)
+        of_recommended = _mean_differences(held.rows, scaled.loss, recommended_losses(scaled, chosen), level)
+        lines, personal = _include(lines, of_recommended), _include(personal, full)
     return Recommendations(chosen, expected_losses(held, improvements), over, same, losses, lines, personal, full)
+
+
+def _mean_differences(rows: Tensor, losses: Tensor, model: Tensor, level: float) -> dict[str, MeanDifference]:
+    """By other model: sums of its losses [m, 3] less those of a model [m], with intervals."""
+    return {o: mean_difference(rows, losses[:, k] - model, level) for k, o in enumerate(ALTERNATIVES)}
+
+
+def _include(lines: dict[str, MeanDifference], others: dict[str, MeanDifference]) -> dict[str, MeanDifference]:
+    """The lines, with intervals that include those of the others."""
+    return {
+        o: MeanDifference(line.mean, min(line.low, others[o].low), max(line.high, others[o].high))
+        for o, line in lines.items()
+    }
 
 
 def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
