@@ -1,9 +1,10 @@
 """Trials of a federation of real processes, as a table: kills, cut and slow lines, full disks, malicious clients.
 
-    nice python -m benchmarks.torture_federation [--only kills,slow] [--write]
+    nice python -m benchmarks.torture_federation [--only server,slow] [--write]
 
-Each row runs the tests that it names, one after another, and counts how many of them held. Some need root for network
-namespaces and are skipped elsewhere. `--write` puts the table into docs/reliability-machines.md.
+Each row runs the tests that it names, one after another, and counts how many attempts held; a test of kills makes ten.
+Some need root for network namespaces and are skipped elsewhere. `--write` puts the rows into
+docs/reliability-machines.md, where those of other trials stay as they are. The exit status is 1 if an attempt failed.
 """
 
 from __future__ import annotations
@@ -22,60 +23,85 @@ BEGIN, END = (
     "<!-- end of the trials of federations -->",
 )
 FOLDER = "tests/engines"
+HEADER = ["| trial | tests | held | took |", "|---|---|---|---|"]
+KILLS = 10  # of a test of kills
 
 
 class Trial(NamedTuple):
     promise: str
     tests: str  # arguments of pytest; files are in FOLDER
+    attempts: int = 1  # that each test makes
 
 
 TRIALS = {
-    "kills": Trial(
-        "ten kills each of the server, the SuperLink, a client and all", "test_flower_kills.py -k ten_kills"
-    ),
-    "cut": Trial("a line that is cut for 15 s", "test_machines.py -k cut"),
+    "server": Trial("the server is killed", "test_flower_kills.py -k ten_kills and server", KILLS),
+    "app": Trial("the server's app is killed", "test_flower_kills.py -k ten_kills and app", KILLS),
+    "superlink": Trial("Flower's SuperLink is killed", "test_flower_kills.py -k ten_kills and superlink", KILLS),
+    "client": Trial("a client is killed", "test_flower_kills.py -k ten_kills and client", KILLS),
+    "all": Trial("all processes are killed at once", "test_flower_kills.py -k ten_kills and all", KILLS),
+    "cut": Trial("a line is cut for 15 s", "test_machines.py -k cut"),
     "slow": Trial("lines with 200 ms delay, by the page on deploying", "test_flower_processes.py -k typed"),
-    "disk": Trial("a full disk at a client", "test_flower.py -k full_disk"),
+    "disk": Trial("a disk is full at a client", "test_flower_faults.py -k full_disk"),
     "identity": Trial(
-        "one key at two machines; a name of another key", "test_machines.py test_flower.py -k one_key or a_name_belongs"
+        "one key at two machines; a name of another key",
+        "test_machines.py test_flower_faults.py -k one_key or a_name_belongs",
     ),
-    "version": Trial("another version of Mooring", "test_flower.py -k another_version"),
+    "version": Trial("another version of Mooring", "test_flower_faults.py -k another_version"),
     "malformed": Trial("malformed replies, and 300 fuzzed federations", "test_malformed_replies.py"),
-    "rows": Trial("a client that claims 1e12 rows", "test_flower.py -k claimed"),
-    "losses": Trial("messages lost, late or doubled, 0 to 90%", "test_flower.py -k drop_out"),
-    "secure": Trial("an active server and leaving clients, secure sums", "test_flower_secure.py"),
-    "strangers": Trial("unauthorized clients, forwarders, revoked keys", "test_gateway.py test_flower_unauthorized.py"),
+    "rows": Trial("a client claims 1e12 rows", "test_flower_faults.py -k claimed"),
+    "losses": Trial("messages are lost, late or doubled, 0 to 90%", "test_flower_faults.py -k drop_out"),
+    "secure": Trial("an active server and leaving clients, secure sums", "test_secure_sums.py test_secure_clients.py"),
+    "unauthorized": Trial(
+        "unauthorized clients, forwarders, revoked keys", "test_gateway.py test_flower_unauthorized.py"
+    ),
 }
 
 
-def run_trial(trial: Trial) -> str:
+def run_trial(trial: Trial) -> tuple[str, bool]:
+    """Return a row of the table, and whether every attempt held."""
     files, _, names = trial.tests.partition(" -k ")
     arguments = [f"{FOLDER}/{file}" for file in files.split()] + (["-k", names] if names else [])
     begin = time.monotonic()
     options = ["-m", "slow or not slow", "-p", "no:cacheprovider"]
-    process = subprocess.run([sys.executable, "-m", "pytest", *options, *arguments], capture_output=True, text=True)
-    summary = process.stdout.strip().splitlines()[-1]
-    counts = {outcome: int(number) for number, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", summary)}
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *arguments], capture_output=True, text=True, check=False
+    )
+    lines = process.stdout.strip().splitlines()
+    counts = {outcome: int(number) for number, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1])}
     passed, total = counts.get("passed", 0), sum(counts.get(outcome, 0) for outcome in ("passed", "failed", "error"))
+    print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n", end="", file=sys.stderr)
     skipped = f" ({counts['skipped']} skipped)" if counts.get("skipped") else ""
-    command = " ".join(arguments).replace(f"{FOLDER}/", "")
-    return f"| {trial.promise} | `{command}` | {passed} of {total}{skipped} | {time.monotonic() - begin:.0f} s |"
+    command = files + (f' -k "{names}"' if names else "")
+    held = f"{passed * trial.attempts} of {total * trial.attempts}{skipped}"
+    took = f"{time.monotonic() - begin:.0f} s"
+    return f"| {trial.promise} | `{command}` | {held} | {took} |", process.returncode == 0
 
 
-def main() -> None:
+def write_rows(rows: dict[str, str]) -> None:
+    """Put rows into the page, by their trials, beside those that it has."""
+    before, _, remainder = PAGE.read_text().partition(BEGIN)
+    table, _, after = remainder.partition(END)
+    known = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    known |= {TRIALS[name].promise: row for name, row in rows.items()}
+    lines = [known[trial.promise] for trial in TRIALS.values() if trial.promise in known]
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(HEADER + lines) + f"\n\n{END}{after}")
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(TRIALS))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    rows = ["| trial | tests | held | took |", "|---|---|---|---|"]
-    print("\n".join(rows), flush=True)
+    print("\n".join(HEADER), flush=True)
+    all_held = True
     for name in options.only.split(","):
-        rows.append(run_trial(TRIALS[name]))
-        print(rows[-1], flush=True)
-    if options.write:
-        before, _, remainder = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(rows) + f"\n\n{END}{remainder.partition(END)[2]}")
+        row, held = run_trial(TRIALS[name])
+        all_held &= held
+        print(row, flush=True)
+        if options.write:
+            write_rows({name: row})
+    return 0 if all_held else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

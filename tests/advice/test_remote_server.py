@@ -27,8 +27,8 @@ from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
+from tests.engines.flower_runs import Clock
 from tests.engines.local_grid import LocalGrid
-from tests.engines.test_flower import Clock
 
 CLOSE = 1e-8  # of linear tasks; fits by Newton's method start elsewhere across machines: see NEWTON_CLOSE
 NEWTON_CLOSE = 1e-6

@@ -1,6 +1,7 @@
 """Federations of real processes for tests: the commands of a server and its clients, and what to compare them with."""
 
 import faulthandler
+import json
 import multiprocessing
 import os
 import runpy
@@ -14,13 +15,13 @@ import torch
 
 from mooring.engines.fit import fit
 from mooring.engines.flower import keys
-from mooring.engines.flower.child_process import find_free_port
+from mooring.engines.flower.child_process import find_free_port, is_running
 from mooring.engines.flower.client_node import run_digest
 from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.request import request
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
-from tests.engines.test_flower import write_clients
+from tests.engines.flower_runs import write_clients
 
 LONG = 400.0  # seconds that anything may take on a busy machine
 
@@ -190,13 +191,15 @@ class Federation:
         return max((t for t, _ in list_checkpoints(self.out)), default=0)
 
     def kill(self, victim):
-        """SIGKILL of the server, of the SuperLink, of a client, or of all at once."""
-        if victim == "superlink":
-            wait_until(lambda: self.superlinks() or self.alive["server"].poll() is not None)  # it may not be there yet
-            for number in self.superlinks():
+        """SIGKILL of the server, of its app, of the SuperLink, of a client, or of all at once."""
+        if victim in ("app", "superlink"):
+            find = self.superlinks if victim == "superlink" else self.apps
+            wait_until(lambda: find() or self.alive["server"].poll() is not None)  # it may not be there yet
+            for number in find():
                 os.kill(number, signal.SIGKILL)
-            self.alive["server"].wait(LONG)  # it says so and ends
-        for who in {"superlink": [], "server": ["server"], "all": list(self.alive)}.get(victim, [victim]):
+            self.alive["server"].wait(LONG)  # it reports that and ends
+            return
+        for who in {"server": ["server"], "all": list(self.alive)}.get(victim, [victim]):
             self.alive[who].kill()
 
     @contextmanager
@@ -209,6 +212,12 @@ class Federation:
         finally:
             os.kill(number, signal.SIGCONT)
 
+    def apps(self):
+        """The process of the server's app, once it has begun."""
+        newest = max(self.place.glob("progress-*.jsonl"), default=None)
+        lines = [] if newest is None else map(json.loads, newest.read_text().split("\n")[:-1])
+        return [line["process"] for line in lines if line["kind"] == "begun" and is_running(line["process"])]
+
     def superlinks(self):
         return [number for number, words in commands_of(self.place).items() if "child_process superlink" in words]
 
@@ -219,25 +228,23 @@ class Federation:
                 self.start(who)
 
     def check_end(self, seconds=LONG):
-        """The server ends, and well; else everybody tells what it said and where it stands."""
+        """The server ends, and well; else everybody tells what it reports and where it stands."""
         server = self.alive["server"]
         if server.wait(seconds) != 0:
             for one in self.alive.values():
                 if isinstance(one, Child) and one.poll() is None:
                     os.kill(one.process.pid, signal.SIGUSR1)
             time.sleep(2)
-            told = "\n".join(f"--- {who}, exit {one.poll()}\n{self.said(who)}" for who, one in self.alive.items())
-            raise AssertionError(told)
+            logs = [f"--- {who}, exit {one.poll()}\n{self.log_text(who)}" for who, one in self.alive.items()]
+            raise AssertionError("\n".join(logs))
 
-    def rounds_told(self, name):
+    def reported_rounds(self, name):
         """For each time that the server ran: the rounds that it reported, in order."""
-        import json
-
-        told = []
+        rounds = []
         for path in sorted(self.place.glob("progress-*.jsonl")):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            told.append([line["done"] for line in lines if line["kind"] == "round" and line["what"] == name])
-        return told
+            rounds.append([line["done"] for line in lines if line["kind"] == "round" and line["what"] == name])
+        return rounds
 
-    def said(self, who):
+    def log_text(self, who):
         return self.log(who).read_text(errors="replace") if self.log(who).exists() else ""

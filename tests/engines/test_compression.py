@@ -10,8 +10,8 @@ from mooring.engines.fit import fit
 from mooring.engines.flower.compression import compress, compress_with_feedback, decompress
 from mooring.engines.flower.messages import from_records
 from mooring.engines.flower.server_run import run_federation
+from tests.engines.flower_runs import HOW, make_clients, make_run
 from tests.engines.local_grid import LocalGrid
-from tests.engines.test_flower import HOW, clock, homes_of, run_of, table  # noqa: F401
 
 
 @pytest.mark.parametrize(("kind", "error", "bytes_"), [("float16", 5e-4, 2), ("int8", 0.5 / 127, 1)])
@@ -47,9 +47,9 @@ def test_what_does_not_fit_is_refused(broken):
 
 
 @pytest.mark.parametrize(("kind", "close"), [("float16", 2e-3), ("int8", 0.03)])
-def test_a_federation_with_compressed_updates_ends_near_the_simulators_model(kind, close, table, tmp_path, clock):  # noqa: F811
-    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=8, checkpoint="last", federation={"compress": kind})
-    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+def test_a_federation_with_compressed_updates_ends_near_the_simulators_model(kind, close, table, tmp_path, clock):
+    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=8, checkpoint="last", federation={"compress": kind})
+    grid = LocalGrid(make_clients(run, table, tmp_path / "state"))
     lost = []
 
     def fate(message, node, number):  # a reply that was lost is computed again, from the same residual
@@ -60,7 +60,7 @@ def test_a_federation_with_compressed_updates_ends_near_the_simulators_model(kin
             return "lost"
         return "fine"
 
-    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "other")), tmp_path / "run")
+    result = run_federation(run, LocalGrid(make_clients(run, table, tmp_path / "other")), tmp_path / "run")
     grid.fate = fate
     again = run_federation(run, grid, tmp_path / "again")
     assert lost and torch.equal(result.trained.last.common, again.trained.last.common)
@@ -70,8 +70,8 @@ def test_a_federation_with_compressed_updates_ends_near_the_simulators_model(kin
     assert 0 < difference < close * scale
 
 
-def test_compression_does_not_go_with_secure_sums(table, tmp_path, clock):  # noqa: F811
+def test_compression_does_not_go_with_secure_sums(table, tmp_path, clock):
     federation = {"secure": True, "share_models": False, "compress": "int8"}
-    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, federation=federation)
+    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=federation)
     with pytest.raises(RequestError, match="leave out compress"):
         run_federation(run, LocalGrid([]), tmp_path / "run")

@@ -28,10 +28,11 @@ def check_end(federation, name, rounds, seconds=LONG):
     """The run ends, the models are right, and no round but the one that was cut is done twice."""
     federation.check_end(seconds)
     assert_models_are_the_simulators(federation.path, federation.out, federation.place)
-    told = [rounds for rounds in federation.rounds_told(name) if rounds]
-    for before, after in itertools.pairwise(told):
-        assert after[0] in (before[-1], before[-1] + 1) or before[-1] == rounds
-    assert {t for rounds in told for t in rounds} == set(range(1, rounds + 1))
+    reported = [done for done in federation.reported_rounds(name) if done]
+    for before, after in itertools.pairwise(reported):  # a kill may fall between saving a round and reporting it
+        assert before[-1] <= after[0] <= before[-1] + 2 or before[-1] == rounds
+    missing = set(range(1, rounds + 1)) - {done for run in reported for done in run}
+    assert len(missing) < len(reported)
 
 
 def test_a_client_and_the_superlink_are_killed(tmp_path):
@@ -45,26 +46,28 @@ def test_a_client_and_the_superlink_are_killed(tmp_path):
         wait_until(lambda: here.saved() > before or here.alive["server"].poll() is not None)
         here.kill("superlink")
         assert here.alive["server"].poll() not in (0, None)
-        assert "Flower has ended" in here.said("server")
+        assert "Flower has ended" in here.log_text("server")
         here.again()
         check_end(here, "apfl", 5)
         for name in here.names:
-            assert here.alive[name].wait(60) == 0, here.said(name)
+            assert here.alive[name].wait(60) == 0, here.log_text(name)
     wait_until(lambda: commands_of(tmp_path) == {})  # what a killed SuperLink had begun notices by itself
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["server", "superlink", "client", "all"])
+@pytest.mark.parametrize("victim", ["server", "app", "superlink", "client", "all"])
 def test_ten_kills_change_nothing(victim, tmp_path):
-    """Ten random moments in one run, from the first second on; the commands are those of the command line."""
-    rounds, rng = 14, random.Random(victim)
+    """The first kill in the first seconds, the others in the middle of rounds that are spread over the run."""
+    rounds, kills, rng = 220, 10, random.Random(victim)
     path, folder = run_file(tmp_path, "apfl", rounds=rounds, clients=3)
-    with Federation(tmp_path, path, folder, kind=Command) as here:
-        for kill in range(10):
-            target = min(here.saved() + (kill > 0), rounds - 2)  # one round or more has gone since the last kill
-            wait_until(lambda target=target: here.saved() >= target or here.alive["server"].poll() is not None)
-            time.sleep(rng.uniform(0, 8))
+    with Federation(tmp_path, path, folder) as here:
+        for kill in range(kills):
+            if kill:
+                target = rounds // (kills + 1) * kill + rng.randrange(10)
+                wait_until(lambda target=target: here.saved() >= target, pause=0.01)
+            time.sleep(rng.uniform(0, 0.1 if kill else 5))
             before = here.saved()
+            assert here.alive["server"].poll() is None and before < rounds  # the run is under way
             here.kill(rng.choice(here.names) if victim == "client" else victim)
             here.again()
             assert here.saved() >= before

@@ -37,10 +37,10 @@ from mooring.engines.flower.messages import Payload, from_records, to_records
 from mooring.engines.flower.superlink import write_app
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
+from tests.engines.flower_runs import ALGORITHMS, write_clients
 from tests.engines.local_grid import LocalGrid
 from tests.engines.machines import DELAY_SECONDS, Machines, why_no_namespaces
 from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file, wait_until
-from tests.engines.test_flower import ALGORITHMS, write_clients
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,7 +180,7 @@ def test_larger_federations_over_tls(name, embedded, tmp_path):
     assert_models_are_the_simulators(path, out, federation.server_folder(out))
 
 
-def test_what_is_said_of_a_refused_signature(tmp_path):
+def test_the_sentence_about_a_refused_signature(tmp_path):
     notes = RefusedKeyLog(str(tmp_path / "notes"))
     for _ in range(2):
         notes("KEY", "2020-01-01T00:00:00+00:00")
@@ -219,7 +219,7 @@ def test_a_process_that_starts_slowly_keeps_its_task(monkeypatch):
     assert still_known(40) and still_known(long - 20) and not still_known(long + 20)
 
 
-def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
+def test_a_refused_signature_is_reported_and_interrupts_no_run(tmp_path):
     """Flower's own connection would interrupt the process: `mooring join` says what may be wrong, and tries again."""
 
     class Refusing(http.server.BaseHTTPRequestHandler):
@@ -235,22 +235,22 @@ def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         flower_patches.contain_connection_failures(lambda: False)
-        with pytest.raises(flower_patches.ConnectionLostError) as told:
+        with pytest.raises(flower_patches.ConnectionLostError) as refusal:
             address = join.ServerAddress(f"127.0.0.1:{server.server_port}", None, None)
             join._answer_messages(home, address, lambda: False, print)
         server.shutdown()
-    assert "is this machine's clock right" in join.describe_error(told.value)
+    assert "is this machine's clock right" in join.describe_error(refusal.value)
     taken = flower_patches.ConnectionLostError(
         "Failed to initialize the connection.\n[code: 2004] Failed to activate SuperNode."
     )
     assert "or a client with it was connected less than a minute ago" in join.describe_error(taken)
 
 
-def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
+def test_a_finished_client_does_not_wait_for_a_server_that_ended(tmp_path):
     """Flower would try again for 20 seconds, and log it."""
     path, folder = run_file(tmp_path)
     home = ClientNode(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
-    asked, said = [], []
+    asked, reports = [], []
 
     def done():
         asked.append(1)
@@ -258,12 +258,12 @@ def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
 
     begun = time.monotonic()
     address = join.ServerAddress(f"127.0.0.1:{child_process.find_free_port()}", None, None)
-    join.run_embedded_node(home, address, done, said.append)
-    assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("connecting to 127.0.0.1:")
+    join.run_embedded_node(home, address, done, reports.append)
+    assert time.monotonic() - begun < 5 and len(reports) == 1 and reports[0].startswith("connecting to 127.0.0.1:")
 
 
-def test_a_client_that_waits_long_looks_less_often():
-    """A letter is found after a tenth of the wait for it at most, or after what it was found before."""
+def test_polls_are_rarer_after_a_long_wait():
+    """A message is found after a tenth of the wait for it at most, or after what it was found before."""
     now, pause, looks = 0.0, join.FIRST_POLL_SECONDS, []
     while now < 60:
         looks.append(now)
@@ -274,8 +274,8 @@ def test_a_client_that_waits_long_looks_less_often():
     assert gaps[0][1] == join.FIRST_POLL_SECONDS and gaps[-1][1] == join.MAX_POLL_SECONDS and len(looks) < 40
 
 
-def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
-    """Its SuperLink may need a while to notice; a port that stays taken is told."""
+def test_a_server_waits_for_the_port_of_a_killed_one(monkeypatch):
+    """Its SuperLink may need a while to notice; a port that stays taken is reported."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -289,7 +289,7 @@ def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
     child_process.wait_for_port("127.0.0.1", port)
 
 
-def test_a_clients_test_loss_in_words():
+def test_the_sentence_about_a_clients_test_loss():
     low, high = "improvement_over_local_ci_low", "improvement_over_local_ci_high"
     result = {"metric": "mse", "personal": 1.5, "local": 1.75, low: 0.1, high: 0.4}
     text = "Test mse of your personal model: 1.5; of your local model: 1.75."
@@ -299,13 +299,13 @@ def test_a_clients_test_loss_in_words():
     assert describe_test_loss(result | {"local": None}) == "Test mse of your personal model: 1.5."
 
 
-def test_letters_come_to_the_door(tmp_path):
-    """A process of Flower's own node imports nothing that learns; the door outlives letters that are none."""
-    said = (
+def test_messages_are_answered_at_the_local_socket(tmp_path):
+    """A process of Flower's own node imports no numerical library; the socket survives bytes that are no message."""
+    reports = (
         "import sys, mooring.engines.flower.client_app, mooring.advice.remote.flower_app; print('torch' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert told.stdout.strip() == "False"
+    found = subprocess.run([sys.executable, "-c", reports], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.strip() == "False"
     path, folder = run_file(tmp_path)
     home = ClientNode(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
     LocalGrid([])  # names the run that messages belong to
@@ -317,10 +317,10 @@ def test_letters_come_to_the_door(tmp_path):
 
     with listen_for_messages(lambda message: answer_message(home, message)) as address:
         assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
-        with Client(address, "AF_UNIX") as stranger:
-            stranger.send_bytes(b"no letter")
+        with Client(address, "AF_UNIX") as other:
+            other.send_bytes(b"no message")
             with pytest.raises(EOFError):
-                stranger.recv_bytes()
+                other.recv_bytes()
         reply = ask(to_records(Payload({"what": "hello"})), address)
         assert from_records(reply.content).fields["name"] == "site 0" and reply.metadata.reply_to_message_id == "m1"
         refused = from_records(ask(RecordDict(), address).content).fields["refused"]
@@ -344,7 +344,7 @@ def test_keys_are_made_once_and_secret(tmp_path):
         keys.init(tmp_path / "keys", ["../x"])
 
 
-def test_what_is_not_safe_is_refused_before_anything_starts(tmp_path):
+def test_unsafe_transport_is_refused_before_anything_starts(tmp_path):
     path, folder = run_file(tmp_path)
 
     def serve(match, **how):
@@ -371,11 +371,11 @@ def test_what_is_not_safe_is_refused_before_anything_starts(tmp_path):
 def test_flowers_own_simulation_gives_the_same_models(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed; the extra is mooring[ray]")
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=3, more='engine = "flower-simulation"')
-    told = []
+    found = []
     out = federation.run_local_federation(
-        path, folder, tmp_path / "out", report=lambda sentence: None, on_progress=lambda *a: told.append(a)
+        path, folder, tmp_path / "out", report=lambda sentence: None, on_progress=lambda *a: found.append(a)
     )
-    assert ("apfl", 2, 2) in told
+    assert ("apfl", 2, 2) in found
     assert_models_are_the_simulators(path, out, federation.server_folder(out))
 
 
@@ -424,9 +424,9 @@ def test_plain_flwr_run_gives_the_same_models(tmp_path):
         start("link", "flower-superlink", *words, "--disable-runtime-dependency-installation")
         wait_until(lambda: superlink.is_healthy(address, None))
         for i, file in enumerate(sorted(folder.iterdir())):
-            told = f'run="{path}" data="{file}" state="{tmp_path / f"state {i}"}"'
+            found = f'run="{path}" data="{file}" state="{tmp_path / f"state {i}"}"'
             where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(child_process.find_free_port())]
-            start(f"node {i}", "flower-supernode", "--insecure", *where, "--node-config", told)
+            start(f"node {i}", "flower-supernode", "--insecure", *where, "--node-config", found)
         (tmp_path / "home run").mkdir()
         (tmp_path / "home run" / "config.toml").write_text(
             f'[superlink.here]\naddress = "{address}"\ninsecure = true\n'

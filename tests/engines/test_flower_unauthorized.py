@@ -1,4 +1,4 @@
-"""Who stays out and what does not leave, with real processes: strangers, canaries, a network of loopback."""
+"""Who stays out and what does not leave, with real processes: unauthorized clients, canaries, a network of loopback."""
 
 import ctypes
 import datetime
@@ -25,8 +25,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supernode import node_auth_http_interceptor as signing
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from mooring.engines.flower import client_requests as homes
-from mooring.engines.flower import flower_patches, join, keys
+from mooring.engines.flower import client_requests, flower_patches, join, keys
 from mooring.engines.flower.child_process import find_free_port
 from mooring.engines.flower.client_node import run_digest
 from mooring.engines.flower.messenger import MESSAGE_TYPE
@@ -48,7 +47,7 @@ def silent_flower(monkeypatch, tmp_path):
 
 
 def connect(address, ca, key):
-    """None if a node with this key is let in, else what it was told."""
+    """None if a node with this key is let in, else why it is refused."""
     flower_patches.contain_connection_failures(lambda: False)
     try:
         with flower_patches.NodeConnection(address, ca, join.load_key_pair(key)):
@@ -119,7 +118,7 @@ def expired_server(folder):
     return listening, f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_strangers_are_refused_while_the_run_completes(tmp_path):
+def test_unauthorized_clients_are_refused_while_the_run_completes(tmp_path):
     """No TLS, other authorities, expired and misnamed certificates, no key, unknown keys, other people's nodes, stale
     signatures, requests without end, and the server's own interfaces from elsewhere."""
     path, folder = run_file(tmp_path, "fedavg", rounds=40, clients=2)
@@ -132,7 +131,7 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
                 tmp_path / "keys" / "ca.crt",
                 tmp_path / "keys" / "clients" / "site 0",
             )
-            stranger = tmp_path / "other" / "clients" / "site 0"
+            other_key = tmp_path / "other" / "clients" / "site 0"
             trusting = ssl.create_default_context(cafile=str(ca))
             with pytest.raises(httpx.HTTPError):
                 httpx.get(f"http://{address}/health")
@@ -141,7 +140,7 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
                     f"https://{address}/health",
                     verify=ssl.create_default_context(cafile=str(tmp_path / "other/ca.crt")),
                 )
-            assert "CERTIFICATE_VERIFY_FAILED" in connect(address, tmp_path / "other" / "ca.crt", stranger)
+            assert "CERTIFICATE_VERIFY_FAILED" in connect(address, tmp_path / "other" / "ca.crt", other_key)
             with (
                 socket.create_connection(("127.0.0.1", here.port)) as plain,
                 pytest.raises(ssl.SSLCertVerificationError),
@@ -150,18 +149,18 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
             listening, old = expired_server(tmp_path / "keys")
             assert "certificate has expired" in connect(old, ca, mine)
             listening.close()
-            assert "401" in connect(address, ca, stranger)  # a key that was not enrolled
+            assert "401" in connect(address, ca, other_key)  # a key that was not enrolled
             public = keys.enrolled_keys(tmp_path / "keys")["site 0"]
             assert (
                 signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), -600) == 401
             )  # stale
             assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), 600) == 401
-            told = at_another_time(600, lambda: connect(address, ca, mine))
-            assert "is this machine's clock right" in join.describe_error(RuntimeError(told))
+            problem = at_another_time(600, lambda: connect(address, ca, mine))
+            assert "is this machine's clock right" in join.describe_error(RuntimeError(problem))
             other = int((next((here.place / "clients" / "site 1").glob("*/node"))).read_text())
             of_another = PullMessagesRequest(node=Node(node_id=other))
             assert signed(address, ca, mine, "PullMessages", of_another) == 401
-            assert signed(address, ca, stranger, "PullMessages", of_another) == 401
+            assert signed(address, ca, other_key, "PullMessages", of_another) == 401
             elsewhere = httpx.Client(
                 transport=httpx.HTTPTransport(verify=trusting, local_address="127.0.0.2"), base_url=f"https://{address}"
             )
@@ -181,18 +180,18 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
                 line.sendall(b"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n")
                 assert line.recv(100).startswith(b"HTTP/1.1 401")
         here.check_end()
-        assert "client 'site 0' was refused: its clock is" in here.said("server")
+        assert "client 'site 0' was refused: its clock is" in here.log_text("server")
         assert_models_are_the_simulators(path, here.out, here.place)
 
 
 class Tap:
     """A listener on the line: passes everything on, and keeps what came from clients and what came from the server.
 
-    It loses one answer of the server, the `lose`-th that brings a letter, as a bad line does.
+    It loses one answer of the server, the `lose`-th that brings a message, as a bad line does.
     """
 
     def __init__(self, port, lose):
-        self.letters, self.lose = 0, lose
+        self.messages, self.lose = 0, lose
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port, self.to = self.listening.getsockname()[1], port
         self.up, self.down = bytearray(), bytearray()
@@ -214,8 +213,8 @@ class Tap:
     def pass_on(self, source, target, kept):
         try:
             while data := source.recv(1 << 16):
-                self.letters += kept is self.down and MESSAGE_TYPE.encode() in data
-                if kept is self.down and self.letters == self.lose:
+                self.messages += kept is self.down and MESSAGE_TYPE.encode() in data
+                if kept is self.down and self.messages == self.lose:
                     self.lose = None
                     break
                 kept.extend(data)
@@ -249,11 +248,11 @@ def in_a_namespace(work):
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    told = queue.get(timeout=900)
+    problem = queue.get(timeout=900)
     process.join(60)
-    if told == "skip":
+    if problem == "skip":
         pytest.skip("network namespaces are not permitted here")
-    assert not told, told
+    assert not problem, problem
 
 
 def no_routes():
@@ -266,10 +265,10 @@ def no_routes():
 def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
     """Without TLS, for once, and with loopback alone: rows and private state are not on the wire, messages are.
 
-    A letter that is lost on the way is asked for again.
+    A message that is lost on the way is asked for again.
     """
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=2)
-    visit = homes.REQUEST_HANDLERS["local_update"]
+    visit = client_requests.REQUEST_HANDLERS["local_update"]
 
     def noted(home, payload):
         reply = visit(home, payload)
@@ -278,14 +277,14 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
                 file.write(b"".join(tensor.numpy().tobytes() for tensor in reply.tensors.values()))
         return reply
 
-    monkeypatch.setitem(homes.REQUEST_HANDLERS, "local_update", noted)
+    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, "local_update", noted)
 
     def work():
         port = find_free_port()
         tap = Tap(port, lose=9)
         with Federation(tmp_path, path, folder, tls=False, port=port, through=tap.port) as here:
             here.check_end()
-            assert tap.lose is None, "no letter was lost"
+            assert tap.lose is None, "no message was lost"
             assert_models_are_the_simulators(path, here.out, here.place)
         assert no_routes() == 0
         with pytest.raises(OSError):

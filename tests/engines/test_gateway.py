@@ -124,14 +124,14 @@ def test_the_address_decides_nothing(key_folder):
 def test_signatures_are_checked_before_anything_is_read(key_folder):
     """A request without an enrolled key costs its headers, whatever it would send."""
     asked, big = Asked(key_folder), [bytes(1_000_000)] * 5
-    stranger = ec.generate_private_key(ec.SECP384R1())
+    other = ec.generate_private_key(ec.SECP384R1())
     mine = private(key_folder, "north")
     changed = [
         (name, value if name != b"flwr-timestamp" else value[:-9] + b"3+00:00") for name, value in headers_of(mine)
     ]
     for headers in (
         [],
-        headers_of(stranger),
+        headers_of(other),
         headers_of(mine, -600),
         headers_of(mine, 60),
         changed,
@@ -278,7 +278,7 @@ def test_messages_are_given_until_they_are_answered():
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"{}\n", b"[]\n", b'{"lengths":[5]}\nabc', b'{"lengths":[-1,4]}\nabc'])
-def test_frames_that_are_none_are_refused(body):
+def test_malformed_frames_are_refused(body):
     with pytest.raises(ValueError):
         split_frames(body)
     assert split_frames(join_frames({"a": 1}, [b"x", b"", b"yz"])) == (
@@ -341,35 +341,35 @@ def pid_of(port):
 def test_a_forwarder_on_the_servers_host_opens_nothing(link, key_folder):
     """Runs are not listed, nobody is enrolled, no code is run; the server itself can do all of it."""
     forwarder = Forwarder(int(link.address.rsplit(":", 1)[1]))
-    stranger, own = (
+    other, own = (
         control_client(RunningSuperLink(f"127.0.0.1:{forwarder.port}", link.ca, "guessed", link.is_alive)),
         control_client(link),
     )
-    with closing(stranger), closing(own), closing(forwarder):
-        try_through(stranger, own, key_folder)
+    with closing(other), closing(own), closing(forwarder):
+        try_through(other, own, key_folder)
 
 
-def try_through(stranger, own, key_folder):
+def try_through(other, own, key_folder):
     public = keys.flower_key_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
     app = make_app_files(FIT_APPS["fit"])
     attempts = (
-        stranger.list_runs,
-        lambda: stranger.register_node("north", public),
-        lambda: stranger.start_run(app, {}),
+        other.list_runs,
+        lambda: other.register_node("north", public),
+        lambda: other.start_run(app, {}),
     )
     for attempt in attempts:
         with pytest.raises(httpx.HTTPStatusError) as error:
             attempt()
         assert error.value.response.status_code == 403
     assert dict(own.list_runs()) == {}
-    said = []
-    assert synchronize_keys(own, keys.enrolled_keys(key_folder), said.append) == set() and not said
+    reports = []
+    assert synchronize_keys(own, keys.enrolled_keys(key_folder), reports.append) == set() and not reports
     keys.revoke(key_folder, "north")
-    assert synchronize_keys(own, keys.enrolled_keys(key_folder), said.append) == {"north"} and len(said) == 1
+    assert synchronize_keys(own, keys.enrolled_keys(key_folder), reports.append) == {"north"} and len(reports) == 1
 
 
 @pytest.mark.processes
-def test_strangers_cost_little_memory(link):
+def test_unauthorized_connections_cost_little_memory(link):
     """60 connections that want to send 60 MB each, and 60 that say nothing, without a key."""
     port = int(link.address.rsplit(":", 1)[1])
     pid, context = pid_of(port), ssl.create_default_context(cafile=str(link.ca))
@@ -413,8 +413,9 @@ def test_a_key_revoked_during_a_run_gets_401_and_the_others_finish(tmp_path):
                     assert time.monotonic() - begun < 5
                     time.sleep(0.1)
         here.check_end()
-        assert "the key of client 'site 2' was revoked" in here.said("server")
-        assert "site 2' is left out of this" in here.said("server") and "its key was revoked" in here.said("server")
+        log = here.log_text("server")
+        assert "the key of client 'site 2' was revoked" in log
+        assert "site 2' is left out of this" in log and "its key was revoked" in log
 
 
 def test_every_private_name_of_flower_is_there():

@@ -13,14 +13,13 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from mooring.engines.flower import client_requests as homes
-from mooring.engines.flower import messages
+from mooring.engines.flower import client_requests, messages
 from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.messages import Payload, printable
 from mooring.engines.flower.server_run import run_federation
+from tests.engines.flower_runs import make_clients, make_run
 from tests.engines.local_grid import LocalGrid
-from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
-from tests.engines.test_flower_secure import SECURE, secure_homes
+from tests.engines.secure_runs import SECURE, make_secure_clients
 
 BAD = "site 2"
 
@@ -138,28 +137,28 @@ SPOKEN = {
 }  # the sender is named
 
 
-def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_personal"):  # noqa: F811
-    """A federation in which one client's replies to a request are spoiled; the result, and what was said."""
-    run = run_of(table, name, rounds=2, federation=federation or {"wait": 60.0})
-    usual, said = homes.REQUEST_HANDLERS[what], []
+def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_personal"):
+    """A federation in which one client's replies to a request are spoiled; the result, and what was reports."""
+    run = make_run(table, name, rounds=2, federation=federation or {"wait": 60.0})
+    usual, reports = client_requests.REQUEST_HANDLERS[what], []
 
     def lie(home, payload):
         reply = usual(home, payload)
         return spoil(reply) if home.name == BAD and payload.fields.get("label") != "local" else reply
 
-    monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
-    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
-    return run_federation(run, grid, tmp_path / "run", report=said.append), said
+    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
+    grid = LocalGrid(make_clients(run, table, tmp_path / "state"))
+    return run_federation(run, grid, tmp_path / "run", report=reports.append), reports
 
 
 @pytest.mark.parametrize("what,name,spoil", CASES, ids=[f"{what}-{name}" for what, name, _ in CASES])
-def test_the_others_finish(what, name, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
+def test_the_other_clients_finish(what, name, spoil, table, tmp_path, clock, monkeypatch):
     algorithm = "apfl" if what == "numbers" else "fedprox_personal"
-    result, said = run_with(table, tmp_path, monkeypatch, what, spoil, name=algorithm)
+    result, reports = run_with(table, tmp_path, monkeypatch, what, spoil, name=algorithm)
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     others = result.clients[result.clients["client"] != BAD]
     assert len(others) == 3 and others["personal"].notna().all()
-    named = any(BAD in sentence and not sentence.endswith((" connected", " reconnected")) for sentence in said)
+    named = any(BAD in sentence and not sentence.endswith((" connected", " reconnected")) for sentence in reports)
     assert named or what not in SPOKEN or name in ("meter of text", "nan") or result.clients["left_out"].notna().any()
 
 
@@ -192,9 +191,9 @@ RAW = {
 
 
 @pytest.mark.parametrize("content", RAW)
-def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa: F811
+def test_messages_that_are_no_replies(content, table, tmp_path, clock):
     """Records without fields, and arrays that are none or claim more than any memory."""
-    run, said = run_of(table, rounds=2, federation={"wait": 60.0, "deadline": 5.0, "quorum": 2}), []
+    run, reports = make_run(table, rounds=2, federation={"wait": 60.0, "deadline": 5.0, "quorum": 2}), []
 
     class Odd(LocalGrid):
         def pull_messages(self, message_ids):
@@ -217,10 +216,10 @@ def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa:
                 self.requests[number] = message
             return numbers
 
-    grid = Odd(homes_of(run, table, tmp_path / "state"))
+    grid = Odd(make_clients(run, table, tmp_path / "state"))
     grid.owner, grid.what, grid.requests = {}, {}, {}
-    result = run_federation(run, grid, tmp_path / "run", report=said.append)
-    assert len(result.rounds) == 2 and any("site 2" in one and "cannot be read" in one for one in said)
+    result = run_federation(run, grid, tmp_path / "run", report=reports.append)
+    assert len(result.rounds) == 2 and any("site 2" in text and "cannot be read" in text for text in reports)
 
 
 SECURE_CASES = [
@@ -235,21 +234,21 @@ SECURE_CASES = [
 
 
 @pytest.mark.parametrize("what,spoil", SECURE_CASES, ids=[f"{what}-{k}" for k, (what, _) in enumerate(SECURE_CASES)])
-def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
+def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, monkeypatch):
     """Four clients, of which one answers nonsense: three are enough."""
-    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
-    usual, said = homes.REQUEST_HANDLERS[what], []
+    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
+    usual, reports = client_requests.REQUEST_HANDLERS[what], []
 
     def lie(home, payload):
         reply = usual(home, payload)
         return spoil(reply) if home.name == BAD else reply
 
-    monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
+    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
     result = run_federation(
-        run, LocalGrid(secure_homes(run, table, tmp_path / "state")), tmp_path / "run", report=said.append
+        run, LocalGrid(make_secure_clients(run, table, tmp_path / "state")), tmp_path / "run", report=reports.append
     )
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
-    assert any(BAD in sentence and "cannot be used" in sentence for sentence in said)
+    assert any(BAD in sentence and "cannot be used" in sentence for sentence in reports)
 
 
 JUNK = (
@@ -311,40 +310,40 @@ def fuzz_reply(rng, reply):
 
 
 @pytest.mark.parametrize("seed", [*range(24), *(pytest.param(k, marks=pytest.mark.slow) for k in range(24, 300))])
-def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F811
+def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):
     """Every reply of one client may be changed anywhere."""
-    rng, said = random.Random(seed), []
+    rng, reports = random.Random(seed), []
     name = rng.choice(["fedavg", "fedprox_personal", "apfl", "scaffold"])
-    run = run_of(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
-    for what, usual in list(homes.REQUEST_HANDLERS.items()):
+    run = make_run(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
+    for what, usual in list(client_requests.REQUEST_HANDLERS.items()):
 
         def lie(home, payload, usual=usual):
             reply = usual(home, payload)
             return fuzz_reply(rng, reply) if home.name == BAD and rng.random() < 0.4 else reply
 
-        monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
-    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+        monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
+    grid = LocalGrid(make_clients(run, table, tmp_path / "state"))
     grid.enrolled = {node: home.name for node, home in grid.nodes.items()}
-    result = run_federation(run, grid, tmp_path / "run", report=said.append)
+    result = run_federation(run, grid, tmp_path / "run", report=reports.append)
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert set(result.clients["client"]) >= {"site 0", "site 1", "site 3"}
-    assert not any("\x1b" in sentence for sentence in said)
+    assert not any("\x1b" in sentence for sentence in reports)
 
 
-def test_what_a_client_says_cannot_reach_the_terminals_controls(table, tmp_path, clock, monkeypatch):  # noqa: F811
+def test_escape_sequences_of_a_client_do_not_reach_the_terminal(table, tmp_path, clock, monkeypatch):
     """Escape sequences, line breaks and texts without end in a refusal and in a name."""
     text = "\x1b]0;owned\x07\x1b[2J\nerror: all is lost\r" + "x" * 10_000
-    _, said = run_with(table, tmp_path, monkeypatch, "adopt", lambda reply: Payload({"refused": text}))
-    (sentence,) = [one for one in said if "does not take part" in one]
+    _, reports = run_with(table, tmp_path, monkeypatch, "adopt", lambda reply: Payload({"refused": text}))
+    (sentence,) = [text for text in reports if "does not take part" in text]
     assert all(c.isprintable() for c in sentence) and len(sentence) < 700 and "error: all is lost" in sentence
     assert printable("a\x1b[31m\tb\n") == "a [31m b"
 
 
-def test_what_a_server_says_cannot_reach_a_clients_terminal(table, tmp_path, clock):  # noqa: F811
+def test_escape_sequences_of_a_server_do_not_reach_a_clients_terminal(table, tmp_path, clock):
     """Notes, versions and reasons of the server, as the client reports and stores them."""
-    text, run, said = "\x1b]0;owned\x07\x1b[2J\nall is lost\r", run_of(table), []
-    client = ClientNode(run, sorted(table.iterdir())[0], tmp_path / "state", report=said.append)
+    text, run, reports = "\x1b]0;owned\x07\x1b[2J\nall is lost\r", make_run(table), []
+    client = ClientNode(run, sorted(table.iterdir())[0], tmp_path / "state", report=reports.append)
     client.answer("hello", Payload({"protocol": 99, "version": text}))
     client.answer("dismissed", Payload({"why": text}))
-    stored = json.loads((client.folder / homes.DISMISSED_FILE).read_text())["why"]
-    assert len(said) == 1 and all(character.isprintable() for character in said[0] + stored)
+    stored = json.loads((client.folder / client_requests.DISMISSED_FILE).read_text())["why"]
+    assert len(reports) == 1 and all(character.isprintable() for character in reports[0] + stored)

@@ -22,10 +22,10 @@ from mooring.engines.flower.join import join
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.server_run import run_federation
 from mooring.engines.request import read_federation_request
+from tests.engines.flower_runs import make_clients, make_run
 from tests.engines.local_grid import LocalGrid
 from tests.engines.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
 from tests.engines.processes import Federation, assert_models_are_the_simulators, run_file, wait_until
-from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
@@ -41,9 +41,9 @@ def silent_flower(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_a_client_records_what_left_its_machine(table, tmp_path, clock):  # noqa: F811
-    run = run_of(table, "fedavg", rounds=2)
-    homes = homes_of(run, table, tmp_path / "state")
+def test_a_client_records_what_left_its_machine(table, tmp_path, clock):
+    run = make_run(table, "fedavg", rounds=2)
+    homes = make_clients(run, table, tmp_path / "state")
     run_federation(run, LocalGrid(homes), tmp_path / "run")
     path = homes[1].folder / SENT_FILE
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -57,8 +57,8 @@ def test_a_client_records_what_left_its_machine(table, tmp_path, clock):  # noqa
     assert set(REQUEST_HANDLERS) <= set(SENT_DESCRIPTIONS)
 
 
-def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):  # noqa: F811
-    run = run_of(table, "fedavg", rounds=5)
+def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):
+    run = make_run(table, "fedavg", rounds=5)
     for policy, match in (
         (Policy(purposes=["advise"]), "allows runs to advise, not to fit"),
         (Policy(algorithms=["ditto"]), "allows ditto, not fedavg"),
@@ -125,12 +125,12 @@ def test_a_deployment_does_not_read_the_source_of_its_run_file(tmp_path, monkeyp
     assert read_federation_request(path, trust_code=True).task.model.endswith("net.py:make")
 
 
-def test_stored_files_are_for_their_owner(table, tmp_path, clock):  # noqa: F811
+def test_stored_files_are_for_their_owner(table, tmp_path, clock):
     """States, personal models and run directories, whatever the umask."""
     before = os.umask(0o000)
     try:
-        run = run_of(table, "apfl", rounds=2)
-        run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+        run = make_run(table, "apfl", rounds=2)
+        run_federation(run, LocalGrid(make_clients(run, table, tmp_path / "state")), tmp_path / "run")
     finally:
         os.umask(before)
     found = [path for root in ("state", "run") for path in (tmp_path / root).rglob("*")]
@@ -172,7 +172,7 @@ def test_keys_from_the_command_line(tmp_path):
     assert set(keys.public_keys(tmp_path / "keys")) == {"north"}
 
 
-def test_joining_a_secure_run_needs_keys_and_peers(table, tmp_path):  # noqa: F811
+def test_joining_a_secure_run_needs_keys_and_peers(table, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[data]\nsource = "x"\ntarget = "y"\n[algorithm]\nname = "fedavg"\n[federation]\nsecure = true\n')
     with pytest.raises(RequestError, match="give --key and --peers"):
@@ -189,8 +189,8 @@ def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
         here.check_end()
         assert_models_are_the_simulators(path, here.out, here.place)
         for name in here.names:
-            assert here.alive[name].wait(60) == 0, here.said(name)
-            assert "unexpected" not in here.said(name)
+            assert here.alive[name].wait(60) == 0, here.log_text(name)
+            assert "unexpected" not in here.log_text(name)
     line.close()
 
 
@@ -206,8 +206,8 @@ def test_a_secure_federation_of_processes(tmp_path):
         settings="eta = 0.05",
         training="checkpoint = 'last'",
     )
-    said = []
-    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, report=said.append)
+    reports = []
+    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, report=reports.append)
     from mooring.engines.fit import fit
     from mooring.runs.directory import open_run
 
@@ -230,5 +230,5 @@ def test_a_killed_app_is_noticed_within_ten_seconds(tmp_path):
         (progress,) = here.place.glob("progress-*.jsonl")
         app = json.loads(progress.read_text().splitlines()[0])["process"]
         os.kill(app, 9)
-        wait_until(lambda: "the server's app was ended" in here.said("server"), seconds=10)
+        wait_until(lambda: "the server's app was ended" in here.log_text("server"), seconds=10)
         assert here.alive["server"].wait(60) not in (0, None)

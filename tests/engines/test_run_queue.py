@@ -12,13 +12,13 @@ from mooring.engines.flower.join import ClientRuns
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.server_run import run_federation
 from mooring.engines.flower.superlink import FIT_APPS
+from tests.engines.flower_runs import make_run
 from tests.engines.local_grid import LocalGrid
 from tests.engines.processes import Federation, run_file
-from tests.engines.test_flower import clock, run_of, table  # noqa: F401
 
 
-def test_clients_take_part_in_one_run_after_another(table, tmp_path, clock):  # noqa: F811
-    runs = [run_of(table, name, rounds=2, federation={"share_models": False}) for name in ("fedavg", "ditto")]
+def test_clients_take_part_in_one_run_after_another(table, tmp_path, clock):
+    runs = [make_run(table, name, rounds=2, federation={"share_models": False}) for name in ("fedavg", "ditto")]
     nodes = [
         ClientRuns([ClientNode(run, file, tmp_path / "state" / file.stem) for run in runs])
         for file in sorted(table.iterdir())
@@ -31,9 +31,9 @@ def test_clients_take_part_in_one_run_after_another(table, tmp_path, clock):  # 
     assert all((client.folder / DONE_FILE).exists() for node in nodes for client in node.clients.values())
 
 
-def test_a_run_that_a_client_was_not_given_does_not_end_its_own(table, tmp_path):  # noqa: F811
+def test_a_run_that_a_client_was_not_given_does_not_end_its_own(table, tmp_path):
     file = sorted(table.iterdir())[0]
-    clients = [ClientNode(run_of(table, "fedavg", rounds=rounds), file, tmp_path / "state") for rounds in (1, 2)]
+    clients = [ClientNode(make_run(table, "fedavg", rounds=rounds), file, tmp_path / "state") for rounds in (1, 2)]
     node = ClientRuns(clients)
     node.answer("dismissed", Payload({"run": "another", "why": "it has another run file"}))
     assert not any((client.folder / DISMISSED_FILE).exists() for client in clients)
