@@ -1,6 +1,6 @@
 """Formats of numbers, amounts of money, percentages and dates in text cells, and their parsing.
 
-    2.372,47 EUR    1 234,5    12 %    CHF 1'200.-    (1,200.50)    12,34,567    1:30    31.12.2024    12/31/2024
+    2.372,47 EUR    1 234,5    12 %    CHF 1'200.-    (1,200.50)    12,34,567    1:30    12 kg    31.12.2024
 
 A `CellFormat` holds for a whole column. ISO dates (2024-12-31) and plain numbers (1234.5) are read under every format.
 """
@@ -35,6 +35,11 @@ CURRENCY_CODES = (
     "TRY|TWD|UAH|USD|ZAR"
 )
 UNIT = rf"(?i:{CURRENCY_CODES}|s?fr\.|us\$|zł|kč|kr\.?|[€£¥₹$%])"
+MEASURES = (  # units behind a number, as they are written
+    "kg|mg|µg|g|t|lbs?|oz|km²|km2|m²|m2|cm²|m³|m3|km/h|m/s|mph|km|cm|mm|m|ft|in|miles?|ha|ml|cl|l|L|gal|hours?|hrs?|h|"
+    "mins?|minutes?|s|sec|ms|days?|weeks?|months?|years?|yrs?|Tage?|Std|Stk|pcs|°C|°F|kWh|MWh|Wh|kW|MW|bar|hPa|mbar|"
+    "mmHg|mmol/l|mmol/L|mg/dl|mg/dL|g/l|bpm|kcal|kJ|MB|GB|TB"
+)
 SIGN = r"[-+\u2212\u2013]"
 GROUP = {POINT: "[,'\u2019 \u00a0\u2009\u202f]", COMMA: "[.'\u2019 \u00a0\u2009\u202f]"}
 WHOLE_AMOUNT = {
@@ -54,7 +59,7 @@ def _body(decimal: str) -> str:
 NUMBERS = {
     decimal: re.compile(
         rf"^(?P<sign>{SIGN}?)\s*(?P<before>{UNIT})?\s*(?P<second>{SIGN}?)\s*(?P<number>{_body(decimal)})\s*"
-        rf"(?P<after>{UNIT})?(?P<trailing>-?)$"
+        rf"(?P<after>{UNIT}|(?P<measure>{MEASURES}))?(?P<trailing>-?)$"
     )
     for decimal in (POINT, COMMA)
 }
@@ -75,10 +80,15 @@ class CellFormat(NamedTuple):
         if kind == "number" and self.unit == CLOCK_UNIT:
             return "hours and minutes (1:30 is 90 minutes)"
         if kind == "number" and self.unit:
-            return f"amounts in {self.unit}{comma}"
+            return f"{'measurements' if is_measure(self.unit) else 'amounts'} in {self.unit}{comma}"
         if kind == "number" and self.decimal == COMMA:
             return "numbers, decimal comma"
         return f"dates, {date_in_words(self.date)}" if kind == "date" and self.date != ISO_DATE else None
+
+
+def is_measure(unit: str) -> bool:
+    """Return whether a unit is one of a measurement, such as kg."""
+    return re.fullmatch(MEASURES, unit) is not None
 
 
 def date_in_words(date_format: str) -> str:
@@ -104,8 +114,10 @@ def parse_number(text: str, decimal: str) -> tuple[float, str]:
     digits = match["number"]
     if match["group"] or match.groupdict().get("lakh"):
         digits = digits.replace(match["group"] or ",", "")
-    unit = (match["before"] or match["after"] or "").lower()
     value = float(digits.replace(decimal, "."))
+    if match["measure"]:
+        return (-value if minus or negative else value), match["measure"]
+    unit = (match["before"] or match["after"] or "").lower()
     return (-value if minus or negative else value), CURRENCIES.get(unit, unit.upper().rstrip("."))
 
 

@@ -112,8 +112,10 @@ def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
     text = to_client_names(table.frame[client])
     absent = np.flatnonzero(text.codes < 0)
     if len(absent):
+        others = f", as in {count_phrase(len(absent), 'row')}" if len(absent) > 1 else ""
         raise RequestError(
-            f"{table.place(absent[0])}, client column '{client}': the name is missing, as in {len(absent)} rows."
+            f"{table.place(absent[0])}, client column '{client}': the name is missing{others}. Fill it in, in every "
+            "row that merged cells cover, or delete the row."
         )
     return compact_codes(np.asarray(text.codes), list(text.categories))
 

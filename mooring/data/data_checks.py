@@ -22,7 +22,7 @@ from mooring.data.data_warnings import find_leaks, find_suspicious_values
 from mooring.data.formulas import learn_formula, parse_formula, required_columns
 from mooring.data.load_options import LoadOptions
 from mooring.data.loading import clean_rows, roles_of
-from mooring.data.schema_client import survey_columns
+from mooring.data.schema_client import find_nearest_cell, survey_columns
 from mooring.data.schema_server import explain_uselessness, find_outlier_cells
 from mooring.data.splits import TRAIN, Shares, parse_shares
 from mooring.data.table_sources import read_source
@@ -158,7 +158,11 @@ def check(
             )
         )
     numbers = [*columns, *([roles_by_name["target"]] if answer is not None and answer.kind == REGRESSION else [])]
-    for cell in find_outlier_cells(survey, numbers, table.title):
+
+    def find_cell(client: str, column: str, near: float) -> float:
+        return find_nearest_cell(table.frame, code == clients.index(client), column, near)
+
+    for cell in find_outlier_cells(survey, numbers, table.title, find_cell):
         severity, column = ERROR if cell.refused else WARNING, cell.column
         cures = () if column == roles_by_name["target"] else (Cure("drop", column),)
         if column in columns:

@@ -23,6 +23,29 @@ MAX_MAJORITY_SHARE = 0.99  # a class with this share is predicted nearly always 
 MIN_ORDERED_ROWS, MIN_ORDERED_SHARE = 4, 0.9  # rows of clients, and share of clients, that show an order in time
 MAX_VALUES_PER_ROW = 2.0  # distinct values over all clients, at most, as a multiple of the largest client's rows
 TIME_NAME = re.compile(r"(?i)\b(year|yr|date|day|days|week|month|quarter|time|visit|wave|period|hour|occasion)\b")
+YES_WORDS = frozenset(
+    [
+        "yes",
+        "y",
+        "true",
+        "ja",
+        "j",
+        "wahr",
+        "oui",
+        "o",
+        "vrai",
+        "sí",
+        "si",
+        "s",
+        "verdadero",
+        "sì",
+        "vero",
+        "sim",
+        "1",
+        "x",
+    ]
+)
+NO_WORDS = frozenset(["no", "n", "false", "nein", "falsch", "non", "faux", "falso", "não", "nao", "nee", "0"])
 MAX_LEVELS_FOR_TYPOS = 300
 MIN_ROWS_OF_SPELLING, MIN_TYPO_RATIO = 10, 10  # rows of the right spelling: in all, and per row of the wrong one
 MIN_WORD_LETTERS, MIN_LIKENESS = 4, 0.85
@@ -55,6 +78,11 @@ def find_suspicious_values(columns: Mapping[str, Values], target: Target, name_o
             for first, second in twin_levels(order_by_rows(values)):
                 problem = f"Column '{name}': '{first}' and '{second}' differ in case or spaces only, but count as two"
                 yield _suggest_merge(name, problem, second, first)
+            if merges := merge_answers(values.categories):
+                flags = " ".join(f'--merge-levels "{merge}"' for merge in merges)
+                words = f"{len(values.categories)} words for yes and no count as so many values"
+                cures = tuple(Cure("merge_levels", merge) for merge in merges)
+                yield Suspicion(name, f"Column '{name}': {words}; {flags} makes them two.", cures)
             for rare, usual in find_typos(values):
                 yield _suggest_merge(name, f"Column '{name}': '{rare}' may be a typing error of '{usual}'", rare, usual)
         elif suspect := sentinel(values):
@@ -64,7 +92,8 @@ def find_suspicious_values(columns: Mapping[str, Values], target: Target, name_o
                 f"means missing, leave those cells empty, or use --na={code:g}."
             )
             yield Suspicion(name, sentence, (Cure("na", f"{code:g}"),))
-    for first, second in twin_levels(target.classes):
+    classes = order_by_rows(pd.Categorical.from_codes(target.y, target.classes)) if target.classes else []
+    for first, second in twin_levels(classes):
         problem = f"Target '{name_of_target}': classes '{first}' and '{second}' differ in case or spaces only"
         yield _suggest_merge(name_of_target, problem, second, first)
 
@@ -140,6 +169,15 @@ def sentinel(values: np.ndarray) -> tuple[float, int] | None:
             if gap > range_ > 0:  # further away than all the others lie from each other
                 return float(code), count
     return None
+
+
+def merge_answers(levels: Iterable[str]) -> list[str]:
+    """Return what makes several words for yes and no two levels, as "ja=yes"; empty if a level is another word."""
+    texts = {str(level).strip(): str(level).strip().casefold() for level in levels}
+    if len(texts) <= 2 or not all(word in YES_WORDS or word in NO_WORDS for word in texts.values()):
+        return []
+    goal = {True: "yes", False: "no"}
+    return [f"{text}={goal[word in YES_WORDS]}" for text, word in texts.items() if text != goal[word in YES_WORDS]]
 
 
 def order_by_rows(values: pd.Categorical) -> list[str]:

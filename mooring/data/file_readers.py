@@ -39,6 +39,8 @@ MISSING_TEXTS = (
 SNIFF_BYTES = (
     65_536  # bytes or characters that show whether it is text, how decimals are written, and how the file ends
 )
+LEADING_ZEROS = re.compile(r"^0\d{3,}$")  # of codes: postal codes, numbers of articles
+MAX_BYTES_FOR_SHORT_LINES = 50_000_000  # of files that are searched for lines with too few cells
 HEADER_SEARCH_LINES = 30  # at the top of a CSV file
 UTF8, WINDOWS, LATIN = "utf-8-sig", "cp1252", "latin-1"
 
@@ -280,6 +282,7 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
     comma = separator == ";" and re.search(r"(^|;)\s*\"?-?\d+,\d+\s*\"?(;|$)", sample, re.MULTILINE) is not None
     comma = cells.decimal == COMMA or (comma and not cells.decimal)
     notes = [f"{path.name} was read with decimal commas."] if comma else []
+    coded = [n for n in columns_with_leading_zeros(sample, header, separator) if n not in cells.as_written]
     if skipped:
         notes.append(f"{path.name}: line {skipped + 1} was taken as the header; --header-row sets another.")
     if encoding != UTF8:
@@ -299,7 +302,7 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
                 skipinitialspace=True,
                 keep_default_na=False,
                 na_values=cells.missing(header),
-                dtype=cells.dtypes(header),
+                dtype=cells.dtypes(header) | dict.fromkeys(coded, str),
                 low_memory=False,
             )
     except pd.errors.EmptyDataError as failure:
@@ -308,7 +311,30 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
         raise RequestError(f"{path.name}: its rows hold more values than the header has columns.") from failure
     except pd.errors.ParserError as failure:
         reason = str(failure).removeprefix("Error tokenizing data. C error: ").strip()
+        if surplus := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason):
+            expected, line, cells_in_line = surplus.groups()
+            raise RequestError(
+                f"{path.name}: line {line} has {cells_in_line} cells, but the header has {expected}; delete the "
+                f"surplus one, or put quotes around a cell that contains '{separator}'."
+            ) from failure
         raise RequestError(f"{path.name}: is not a regular table: {reason}.") from failure
+    if coded:
+        frame = frame.astype(dict.fromkeys(coded, "category"))
+        notes.append(f"Read as categories, because of leading zeros: {', '.join(map(repr, coded))}.")
+    repeated = repeats_header(frame)
+    if repeated.any():
+        rows = ", ".join(str(row + 1) for row in np.flatnonzero(repeated)[:5])
+        notes.append(f"{path.name}: the header stands again in row {rows}, which was left out.")
+        frame = frame[~repeated]
+    if frame.iloc[:, -1].isna().any() and size <= MAX_BYTES_FOR_SHORT_LINES:
+        with text_of(path, content, encoding) as lines:
+            short = find_short_line(lines, separator, len(header), skipped)
+        if short is not None:
+            line, cells_in_line = short
+            notes.append(
+                f"{path.name}: line {line} has {cells_in_line} of {len(header)} cells; those at its end were read as "
+                "empty."
+            )
     total = is_total(frame)
     if total.any():
         rows = ", ".join(str(row + 1) for row in np.flatnonzero(total)[:5])
@@ -333,6 +359,41 @@ def lines_above_header(head: str, header_row: int | None) -> int:
         return 0
     wide = np.flatnonzero(counts >= max(1, MIN_HEADER_SHARE * typical))
     return int(wide[0]) if len(wide) else 0
+
+
+def columns_with_leading_zeros(sample: str, header: list[str], separator: str) -> list[str]:
+    """Return columns of codes such as 01099, by the first lines of a file."""
+    rows = csv.reader(sample.splitlines()[:-1], delimiter=separator, skipinitialspace=True)
+    found: dict[str, bool] = {}
+    try:
+        for row in rows:
+            found |= {name: True for name, cell in zip(header, row) if LEADING_ZEROS.match(cell)}
+    except csv.Error:  # a quoted cell that the sample cuts
+        pass
+    return [name for name in header if name in found]
+
+
+def repeats_header(frame: pd.DataFrame) -> np.ndarray:
+    """Return [rows]: whether every cell of a row is the name of its column."""
+    out = np.ones(len(frame), dtype=bool)
+    for name in frame.columns:
+        column = frame[name]
+        if types.is_numeric_dtype(column) or not out.any():
+            return np.zeros(len(frame), dtype=bool)
+        out &= column.astype(object).map(lambda cell, name=name: isinstance(cell, str) and cell.strip() == name)
+    return out
+
+
+def find_short_line(lines: io.TextIOWrapper, separator: str, columns: int, skipped: int) -> tuple[int, int] | None:
+    """Return the number of the first line with fewer cells than the header, and its cells; blank lines do not count."""
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    try:
+        for row in reader:
+            if reader.line_num > skipped + 1 and 1 < len(row) < columns:
+                return reader.line_num, len(row)
+    except csv.Error:
+        pass
+    return None
 
 
 def is_total(frame: pd.DataFrame) -> np.ndarray:

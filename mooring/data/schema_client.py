@@ -187,14 +187,26 @@ def sum_squares(member: ClientTable, draft: Schema, reading: ParsedTable) -> Col
     return merge_statistics([ColumnStatistics(tuple(member.clients), statistics)])
 
 
+def find_nearest_cell(frame: pd.DataFrame, rows: np.ndarray, column: str, near: float) -> float:
+    """Return the number of a column nearest to another one, among some rows; `near` itself if it has no numbers."""
+    if not types.is_numeric_dtype(frame[column]):
+        return near
+    values = frame[column].to_numpy(float, na_value=np.nan)[rows]
+    return float(values[np.nanargmin(np.abs(values - near))]) if np.isfinite(values).any() else near
+
+
 def agree_on_schema(
     members: Sequence[ClientTable], *, keep_useless: bool = False, rare: int = 1, title: str = "the clients"
 ) -> tuple[Schema, SchemaPlan, list[ParsedTable]]:
     """Run the agreement within one process: return the schema of all members' rows, its plan, and each
     member's parsed rows."""
-    plan = plan_schema(
-        merge_statistics(survey_table(m) for m in members), kind=members[0].kind, keep_useless=keep_useless, title=title
-    )
+
+    def find_cell(client: str, column: str, near: float) -> float:
+        member = next(member for member in members if client in member.clients)
+        return find_nearest_cell(member.table.frame, member.code == member.clients.index(client), column, near)
+
+    survey = merge_statistics(survey_table(member) for member in members)
+    plan = plan_schema(survey, kind=members[0].kind, keep_useless=keep_useless, title=title, find_cell=find_cell)
     readings = [parse_table(member, plan) for member in members]
     tallies = merge_statistics(count_values(member, plan, reading) for member, reading in zip(members, readings))
     draft = draft_schema(tallies, plan, rare=rare, title=title)

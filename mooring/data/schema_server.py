@@ -18,7 +18,7 @@ spreads. Usual values are lower medians over clients, which a single client of t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,17 +61,23 @@ class SchemaPlan(BaseModel):
 
 
 def plan_schema(
-    survey: ColumnStatistics, *, kind: str = "auto", keep_useless: bool = False, title: str = "the clients"
+    survey: ColumnStatistics,
+    *,
+    kind: str = "auto",
+    keep_useless: bool = False,
+    title: str = "the clients",
+    find_cell: FindCell | None = None,
 ) -> SchemaPlan:
     """Return the plan: kinds of the columns, columns left out, and the target's kind. `keep_useless` keeps all
-    columns."""
+    columns; `find_cell` is that of `find_outlier_cells`."""
     roles = {role: require_one_value(counts, f"{title}: the {role} column") for role, counts in survey.roles.items()}
     target = roles["target"] or ""
     names = ordered_columns(survey, target, title)
     answer = agree_target(survey, target, kind, title)
     kinds = {name: agreed_kind(survey, name) for name in names}
     numbers = [name for name in names if kinds[name] != CATEGORY]
-    stray = list(find_outlier_cells(survey, [*numbers, *([target] if answer.kind == REGRESSION else [])], title))
+    checked = [*numbers, *([target] if answer.kind == REGRESSION else [])]
+    stray = list(find_outlier_cells(survey, checked, title, find_cell))
     refuse_first(stray)
     dropped = (
         {}
@@ -211,8 +217,14 @@ class OutlierCell(NamedTuple):
     sentence: str
 
 
-def find_outlier_cells(survey: ColumnStatistics, names: list[str], title: str) -> Iterator[OutlierCell]:
-    """Yield clients' extremes far outside the range of the other clients."""
+FindCell = Callable[[str, str, float], float]  # (client, column, a rounded extreme) -> the cell
+
+
+def find_outlier_cells(
+    survey: ColumnStatistics, names: list[str], title: str, find_cell: FindCell | None = None
+) -> Iterator[OutlierCell]:
+    """Yield clients' extremes far outside the range of the other clients. Extremes in a survey are rounded; where the
+    rows are at hand, `find_cell` returns the cell itself."""
     for name in names:
         column = survey.facts[name]
         has_values = column["finite"] > 0
@@ -240,7 +252,8 @@ def find_outlier_cells(survey: ColumnStatistics, names: list[str], title: str) -
         limits = (centre - stretch * unit, centre + stretch * unit)
         for i in np.flatnonzero(refused | (has_values & stray & (distance > stretch))):
             client, value = survey.clients[i], extreme[i]
-            location = f"client '{client}', column '{name}': {value:.6g} lies"
+            cell = value if find_cell is None else find_cell(client, name, float(value))
+            location = f"client '{client}', column '{name}': {cell:.6g} lies"
             distance_text = f"{distance[i]:,.0f} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
             end = (
                 "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "

@@ -20,6 +20,7 @@ from mooring.data.cell_formats import (
     POINT,
     CellFormat,
     date_in_words,
+    is_measure,
     parse_days,
     parse_numbers,
     possible_date_formats,
@@ -42,13 +43,22 @@ class StrayCells(NamedTuple):
     rows: np.ndarray  # positions
     value: str  # the first of them
     present: int  # cells that are not empty
+    other: str = ""  # a number in another format, if they are numbers as well
 
     @property
     def cures(self) -> tuple[Cure, ...]:
+        if self.other:
+            return (Cure("drop", self.column), Cure("categorical", self.column))
         return (Cure("na", self.value), Cure("categorical", self.column))
 
     def describe(self, place: str) -> str:
         """Return a sentence that names the first row and value, and the remedies."""
+        if self.other:
+            return (
+                f"{place}, column '{self.column}': '{self.value}' is a number in another format than '{self.other}'. "
+                f"Write all cells in one format and unit, or use --drop '{self.column}', or --categorical "
+                f"'{self.column}' to read the column as categories."
+            )
         count = f"{len(self.rows)} of {self.present} cells {'is' if len(self.rows) == 1 else 'are'} not"
         return (
             f"{place}, column '{self.column}': '{self.value}' is not a {self.kind}, but the column is {self.kind}s "
@@ -98,6 +108,10 @@ def type_columns(frame: pd.DataFrame, options: ReadingOptions) -> TypedFrame:
     known_formats = dict(options.formats)
     categories = [name for name in frame.columns if str(name) in options.categorical]
     frame = frame.assign(**{name: frame[name].map(str, na_action="ignore").astype("category") for name in categories})
+    codes = parse_numbers(options.missing)[0] if options.missing else np.empty(0)
+    for name in frame.columns if len(codes) else ():
+        if types.is_numeric_dtype(frame[name]) and str(name) not in options.as_text and frame[name].isin(codes).any():
+            frame = frame.assign(**{name: frame[name].mask(frame[name].isin(codes))})
     candidates: dict[str, tuple[pd.Series, list[ColumnReading]]] = {}
     for name in frame.columns:
         if is_convertible(frame[name]) and str(name) not in options.as_text:
@@ -110,9 +124,12 @@ def type_columns(frame: pd.DataFrame, options: ReadingOptions) -> TypedFrame:
     strays, ambiguous, notes = list[StrayCells](), list[AmbiguousDates](), list[str]()
     for name, (series, readings) in candidates.items():
         best = choose_reading(readings, hint)
+        present = series.notna().to_numpy()
+        if name not in known_formats and (mixed := find_mixed_formats(name, series, options.decimal)):
+            strays.append(mixed)
+            continue
         if best is None:
             continue
-        present = series.notna().to_numpy()
         stray = np.flatnonzero(present & np.isnan(best.values))
         if not is_mostly(best, series, int(present.sum()), stray) and name not in known_formats:
             continue
@@ -133,6 +150,35 @@ def type_columns(frame: pd.DataFrame, options: ReadingOptions) -> TypedFrame:
         f"Read as {description}: {', '.join(repr(name) for name in names)}." for description, names in described.items()
     ]
     return TypedFrame(frame, formats, strays, ambiguous, notes)
+
+
+def find_mixed_formats(name: str, series: pd.Series, decimal: str) -> StrayCells | None:
+    """Return cells of a column of numbers with another decimal mark, or in another unit, than most; None if the column
+    is not numbers, or all are in one format."""
+    texts = np.flatnonzero(series.map(lambda value: isinstance(value, str)))
+    code, levels = pd.factorize(series.iloc[texts])
+    rows = np.bincount(code, minlength=len(levels))
+    (point, point_units), (comma, comma_units) = (parse_numbers(levels, mark) for mark in (POINT, COMMA))
+    is_number = ~np.isnan(point) | ~np.isnan(comma)
+    if is_number.sum() < MIN_DIFFERENT_NUMBERS or rows[is_number].sum() < MIN_SHARE * len(code):
+        return None
+    forms = np.where(np.isnan(point), comma_units, point_units)
+    if PERCENT in forms or any(map(is_measure, forms)):
+        forms = np.where(is_number & (forms == ""), "no unit", forms)  # 0.12 is no percentage; an amount needs no unit
+    marks = np.where(np.isnan(comma), POINT, np.where(np.isnan(point), COMMA, ""))
+    marks[~is_number] = ""
+    if not (marks != "").any():  # 1.234 and 1,234 are numbers with either mark
+        doubtful = [(COMMA if COMMA in text else POINT) if a != b else "" for text, a, b in zip(levels, point, comma)]
+        marks = np.array(doubtful)
+    if not decimal and POINT in marks and COMMA in marks:
+        forms = marks
+    count = {form: int(rows[forms == form].sum()) for form in set(forms) - {""}}
+    if len(count) < 2:
+        return None
+    usual = max(count, key=lambda form: count[form])
+    stray = texts[((forms != usual) & (forms != ""))[code]]
+    example = str(levels[np.flatnonzero(forms == usual)[0]])
+    return StrayCells(name, NUMBER, stray, str(series.iloc[stray[0]]), int(series.notna().sum()), example)
 
 
 def is_convertible(series: pd.Series) -> bool:
@@ -167,8 +213,8 @@ def read_formats(
     for decimal in decimals:
         parsed, units = parse_numbers(levels, decimal)
         unit = known_format.unit if known_format else most_frequent_unit(units[code][~np.isnan(parsed[code])])
-        # Cells in another unit are not numbers of this column; nor is 0.12 in a column of percentages.
-        wrong = (units != unit) & ((units != "") | (unit == PERCENT))
+        # Cells in another unit are not numbers of this column; nor is 0.12 in a column of percentages or kilograms.
+        wrong = (units != unit) & ((units != "") | (unit == PERCENT) | is_measure(unit))
         parsed = np.where(wrong, np.nan, parsed)
         if not np.isnan(parsed).all():
             values = spread(parsed, numeric)

@@ -381,8 +381,8 @@ def test_values_that_are_not_what_they_seem_are_noted_wherever_a_table_is_read()
     frame["again"] = 2 * frame["y"] + 1
     said = load(frame, client="site", target="y").notes
     assert (
-        "Column 'u': -999 stands in 8 rows, far from all other values; if it means missing, leave those cells empty."
-        in said
+        "Column 'u': -999 stands in 8 rows, far from all other values; if it means missing, leave those cells empty, "
+        "or use --na=-999." in said
     )
     assert any("'Rain' and 'rain' differ in case or spaces only" in note and "--merge-levels" in note for note in said)
     assert any("Column 'again' predicts the target 'y' almost perfectly: use --drop 'again'" in note for note in said)

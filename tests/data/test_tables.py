@@ -224,7 +224,7 @@ def test_names_such_as_na_are_names_and_only_an_empty_cell_is_missing(tmp_path):
     (tmp_path / "data.csv").write_text("site,x,y\n" + rows)
     assert load(tmp_path / "data.csv", client="site", target="y").names == tuple(sorted(names))
     (tmp_path / "data.csv").write_text("site,x,y\n" + rows + ",1,1\n")
-    with pytest.raises(RequestError, match="row 31, client column 'site': the name is missing, as in 1 rows"):
+    with pytest.raises(RequestError, match="row 31, client column 'site': the name is missing"):
         load(tmp_path / "data.csv", client="site", target="y")
     (tmp_path / "data.csv").write_text("site,x,y\n" + rows.replace(",0.000,", ",NA,"))
     assert load(tmp_path / "data.csv", client="site", target="y").features == ("x", "x missing")
