@@ -169,8 +169,8 @@ def iterate_folds(
     """
     count = folds or count_folds(rows, time)
     if time is not None:
-        fold = assign_time_blocks(rows, time, 2 * count)
-        for k in range(count, 2 * count):
+        fold = assign_time_folds(rows, time, count)
+        for k in range(count):
             out = fold == k
             if bool(out.any()):
                 yield FoldSplit(filter_rows(rows, fold < k), filter_rows(rows, out), torch.nonzero(out)[:, 0])
@@ -180,6 +180,11 @@ def iterate_folds(
         out = fold == k
         if bool(out.any()):
             yield FoldSplit(filter_rows(rows, ~out), filter_rows(rows, out), torch.nonzero(out)[:, 0])
+
+
+def assign_time_folds(rows: Rows, time: Tensor, folds: int) -> Tensor:
+    """[N]: each row's fold with forward chaining; negative for the rows of the earlier half, which only train."""
+    return assign_time_blocks(rows, time, 2 * folds) - folds
 
 
 def assign_time_blocks(rows: Rows, time: Tensor, count: int) -> Tensor:

@@ -176,6 +176,19 @@ def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
     assert_same_advice(again, advise(path))
 
 
+def test_clients_predict_later_rows_from_earlier_ones(tmp_path):
+    rng, folder = np.random.default_rng(0), tmp_path / "clients"
+    folder.mkdir()
+    for i in range(3):
+        frame = pd.DataFrame({"day": rng.permutation(24), "x": rng.normal(size=24)})
+        frame.assign(y=i * frame["x"] + 0.1 * rng.normal(size=24)).to_csv(folder / f"site {i}.csv", index=False)
+    path = run_file(tmp_path / "run.toml", folder, "y", 'time_column = "day"', LINEAR_IN_TWO_FOLDS)
+    homes = homes_of(path, tmp_path / "state")
+    apart, here = advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run"), advise(path)
+    assert (here.clients["held_out_rows"] == 12).all()
+    assert_same_advice(apart, here)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["count", "classes"])
 def test_counts_and_several_classes(kind, tmp_path):

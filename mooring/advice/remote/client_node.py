@@ -18,7 +18,7 @@ from mooring.advice.advise import AdviceResult  # imports all modules with clien
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.folds import (
     assign_folds,
-    assign_time_blocks,
+    assign_time_folds,
     filter_rows,
     number_distinct_rows,
     row_groups,
@@ -83,10 +83,10 @@ class AdviceClientNode(ClientNode):
         return filter_rows(usable, is_held if name == HELD else ~is_held)
 
     def assigned(self, folds: int) -> Tensor:
-        """[N]: the fold of each usable row; -1 for rows that only train."""
+        """[N]: the fold of each usable row; negative for rows that only train."""
         rows, time = self.rows(("usable",)), row_times(self.clients)
         if time is not None:
-            return assign_time_blocks(rows, time, folds + 1) - 1
+            return assign_time_folds(rows, time, folds)
         units = row_groups(self.clients)
         units = number_distinct_rows(rows) if units is None else units
         return assign_folds(rows, self.clients.keys, folds, self.run.training.seed, units)
