@@ -47,7 +47,7 @@ def open_display(aside: bool, track: str | None) -> Any:
     from mooring.report.terminal import Display
 
     if track is not None:
-        from mooring.report.tracking import check_tracker
+        from mooring.runs.trackers import check_tracker
 
         check_tracker(track)
     return Display(aside)

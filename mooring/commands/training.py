@@ -155,6 +155,7 @@ def compare(
     methods: Methods = None,
     set_: SetEach = None,
     out: Out = None,
+    per_client: PerClient = False,
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
@@ -181,7 +182,7 @@ def compare(
         )
     draw_images(out)
     instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
-    show_written(display, out, instead, notes=result.notes)
+    show_written(display, out, instead, per_client, result.notes)
     log_to_tracker(display, out, track)
 
 

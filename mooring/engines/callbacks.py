@@ -29,7 +29,8 @@ from mooring.engines.exchange import ClientRoster, Replies
 from mooring.engines.metrics import ERROR_MEASURES
 from mooring.engines.privacy import PrivateMean, make_private_mean
 from mooring.engines.reply_checks import cap_shares, check_replies, clip_messages
-from mooring.engines.training_state import LOSS, Diverged, Evaluation, TrainingPlan, TrainingState
+from mooring.engines.training_state import LOSS, LOSS_COLUMNS, Diverged, Evaluation, TrainingPlan, TrainingState
+from mooring.runs.trackers import Tracker
 
 if TYPE_CHECKING:
     from mooring.engines.loop import RoundRequest, Training
@@ -206,6 +207,20 @@ class ReportProgress(Callback):
 
     def on_round_end(self, training: Training, record: JsonObject) -> None:
         self.report(training.state, training.rounds)
+
+
+class TrackRounds(Callback):
+    """Every evaluated round's losses and measures are logged as soon as they are known, in the target's own units."""
+
+    def __init__(self, tracker: Tracker, unit: float):
+        self.tracker, self.unit = tracker, unit
+
+    def on_round_end(self, training: Training, record: JsonObject) -> None:
+        for name, value in record.items():
+            if name in LOSS_COLUMNS and np.isfinite(value):
+                self.tracker.log(name, value * self.unit, record["round"])
+            elif name.startswith("test_") and name not in LOSS_COLUMNS:
+                self.tracker.log(name, value, record["round"])
 
 
 def plan_callbacks(

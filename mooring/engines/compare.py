@@ -48,6 +48,7 @@ from mooring.runs.sections import Options
 
 REPEATED_COLUMNS = ("test_loss", "validation_loss", "last_test_loss")  # columns with a deviation over repetitions
 SUMMED_COLUMNS = ("seconds", "bytes")
+ACCURACY = "accuracy"  # ends the name of a column of the clients' table: "fedavg accuracy"
 MAX_LABEL_VALUE_LENGTH = 12  # characters of a field's value in a label
 
 
@@ -62,7 +63,7 @@ class Comparison:
 
     metric: str
     methods: pd.DataFrame  # method, test_loss, validation_loss, seconds, rounds, bytes, ...
-    clients: pd.DataFrame  # client, rows, test rows, then one column per method
+    clients: pd.DataFrame  # client, rows, test rows, then one column per method; of classes also "METHOD accuracy"
     run: Path | None
     notes: list[str]  # notes on dropped, imputed or clipped values
     curves: pd.DataFrame  # method, seed, round and the losses of every evaluated round
@@ -229,7 +230,7 @@ def run_methods(
     statistics: StatisticsCache = {}
     methods = dict(label_methods(job))
     sections = dict(zip(methods, job.run.algorithms or []))
-    rows, columns, curves = {}, {}, {}
+    rows, columns, curves, accuracy = {}, {}, {}, {}
     max_group = max_runs_per_cohort(
         job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0
     )
@@ -237,11 +238,12 @@ def run_methods(
         runs = [run_method(job, label, sections[label], folder, on_progress, statistics) for label in group]
         for label, ((trained, records), seconds) in zip(group, run_together(runs, filled=True)):
             frame = rounds_frame(job, records)
+            measures = compute_metrics(job.task, job.clients, trained.models)
             rows[label] = {
                 "method": label,
                 "test_loss": mean_known_loss(trained.test, job.clients.test.size),
                 "validation_loss": mean_known_loss(trained.validation, job.clients.validation.size),
-                **compute_metrics(job.task, job.clients, trained.models).overall,
+                **measures.overall,
                 "seconds": max(seconds, float(frame["seconds"].sum())),
                 "rounds": int(frame["round"].max()),
                 "used_round": trained.used.t,
@@ -249,6 +251,8 @@ def run_methods(
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }
             columns[label] = trained.test.numpy()
+            if "accuracy" in measures.by_client:
+                accuracy[label] = measures.by_client["accuracy"]
             curve_columns = [
                 "round",
                 *LOSS_COLUMNS,
@@ -257,7 +261,8 @@ def run_methods(
             curves[label] = frame.loc[frame["test_loss"].notna(), curve_columns].assign(method=label)
     losses = {label: columns[label] for label in methods}
     sizes = {"rows": total_rows(job), "test": job.clients.test.size.numpy()}
-    clients = pd.DataFrame({"client": job.clients.names, **sizes, **losses})
+    accuracies = {f"{label} {ACCURACY}": accuracy[label] for label in methods if label in accuracy}
+    clients = pd.DataFrame({"client": job.clients.names, **sizes, **losses, **accuracies})
     ordered = pd.concat([curves[label] for label in methods], ignore_index=True)
     return pd.DataFrame([rows[label] for label in methods]), clients, ordered
 

@@ -15,7 +15,7 @@ from mooring.algorithms.base import Algorithm
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
-from mooring.engines.callbacks import Callback
+from mooring.engines.callbacks import Callback, TrackRounds
 from mooring.engines.exchange import Exchange
 from mooring.engines.fit_files import check_same_data, initial_files, summarize_fit, with_resolved, write_trained
 from mooring.engines.fit_result import FitResult
@@ -40,6 +40,7 @@ from mooring.runs.directory import (
 )
 from mooring.runs.sections import Options
 from mooring.runs.table_schemas import clients_table
+from mooring.runs.trackers import open_tracker
 
 BASELINE_ALGORITHMS = {"local": "local", "pooled": "pooled"}  # by column: the algorithm that is trained beside
 
@@ -58,6 +59,7 @@ def fit(
     progress: bool | OnProgress = False,
     callbacks: Sequence[Callback] = (),
     metrics: Mapping[str, Metric] | None = None,
+    track: str | None = None,
     trust_code: bool = False,
     **options: Unpack[Options],
 ) -> FitResult:
@@ -70,8 +72,9 @@ def fit(
     run file's sections [data], [task] and [training], and override the run file; `loss` may be a function.
     With `out` the run is written there and can be resumed; without, nothing is written. `callbacks` are called in the
     round loop (`mooring.engines.callbacks.Callback`). `metrics` are functions of (targets, predictions)
-    by name, measured in every evaluated round and by client (`mooring.engines.metrics`). `trust_code` lets an untrusted
-    run file run the code that it names.
+    by name, measured in every evaluated round and by client (`mooring.engines.metrics`). `track` is "mlflow" or
+    "tensorboard": every evaluated round is logged there while the run goes on. `trust_code` lets an untrusted run file
+    run the code that it names.
     """
     source = data
     given_settings = {"lam": lam, "eta": eta, "lr": lr}
@@ -87,7 +90,22 @@ def fit(
     in_memory = None if isinstance(source, str | Path) else source
     loss = options.get("loss")
     job = prepare(run, in_memory, model, loss if callable(loss) else None, user_classes([algorithm]), metrics=metrics)
-    return start_fit(job, out, progress_function(progress), callbacks=callbacks)
+    if track is None:
+        return start_fit(job, out, progress_function(progress), callbacks=callbacks)
+    name = Path(out).name if out is not None else job.algorithms()[0].name
+    tracker = open_tracker(track, name, run.model_dump(exclude_none=True))
+    unit = job.clients.target_scale**job.task.unit_power
+    try:
+        callbacks = [*callbacks, TrackRounds(tracker, unit)]
+        result = start_fit(job, out, progress_function(progress), callbacks=callbacks)
+    except BaseException:
+        tracker.close(failed=True)
+        raise
+    for name in ("personal", *BASELINE_ALGORITHMS):
+        if result.summary.get(name) is not None:
+            tracker.log(f"final_{name}", result.summary[name])
+    tracker.close()
+    return result
 
 
 def start_fit(

@@ -73,7 +73,7 @@ def show_run(display: Display, run: str | Path, per_client: bool = False) -> Non
         show_advice(display, advice, per_client, run)
         notes = advice["notes"]
     elif purpose == "compare":
-        show_comparison(display, directory.comparison)
+        show_comparison(display, directory.comparison, per_client)
         notes = directory.comparison["notes"]
     elif purpose == "personalize":
         summary = directory.summary
@@ -173,8 +173,9 @@ def describe_kept_round(summary: Mapping[str, Any]) -> str:
     )
 
 
-def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
-    """Print one row per method, the lowest test loss first, and which methods the test rows cannot separate."""
+def show_comparison(display: Display, comparison: Mapping[str, Any], per_client: bool = False) -> None:
+    """Print one row per method, the lowest test loss first, and which methods the test rows cannot separate; with
+    `per_client` also each client's loss by method, and of classes its accuracy."""
     methods, clients = frame_from_rows(comparison["methods"]), frame_from_rows(comparison["clients"])
     rows = methods.sort_values("test_loss").to_dict("records")
     for row in rows:
@@ -208,6 +209,14 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     for sentence in describe_comparison(methods):
         display.paragraph(sentence)
     display.print_line("")
+    if per_client:
+        names = methods["method"].tolist()
+        first = {name: name for name in ("client", "rows")}
+        records = clients.to_dict("records")
+        display.table("", records, first | {name: name for name in names}, f"test {comparison['metric']} by client")
+        accuracies = {f"{name} accuracy": name for name in names if f"{name} accuracy" in clients}
+        if accuracies:
+            display.table("", records, first | accuracies, "test accuracy by client")
 
 
 def describe_above(row: Mapping[str, Any]) -> str:

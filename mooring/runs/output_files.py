@@ -31,7 +31,7 @@ FILES = {  # file -> the commands that write it, and what it contains
     names.METHODS_CSV: ("compare", "one row per method"),
     names.SEEDS_CSV: ("compare", "one row per method and seed"),
     names.CURVES_CSV: ("compare", "one row per method, seed and evaluated round"),
-    names.CLIENTS_CSV: ("compare", "one row per client, one column per method"),
+    names.CLIENTS_CSV: ("compare", "one row per client, one column per method; of classes also 'METHOD accuracy'"),
     f"{names.CURVES_FIGURE}.png, .svg": ("compare", "test losses by round"),
     names.REPORT_FILE: ("advise, fit, compare", "the report"),
 }
@@ -105,7 +105,7 @@ COMPARISON_KEYS = {
     "metric": "name of the loss",
     "methods": "one object per method: test_loss, above_best_pct with its interval over clients, validation_loss, "
     "measures, rounds, used_round, last_test_loss, bytes, seconds; over several seeds also deviations and `behind`",
-    "clients": "one object per client: client, rows, test (rows), and its test loss by method",
+    "clients": "one object per client: client, rows, test (rows), its test loss (of classes also accuracy) by method",
     "run": "the run directory (`--json` only)",
     "title": "name of the data",
     "notes": "notes on the data",

@@ -18,6 +18,8 @@ import mooring
 from mooring.core.errors import RequestError
 from mooring.engines.callbacks import Callback
 from mooring.engines.metrics import compute_metrics, improvement_pct, mean_improvement
+from mooring.report.terminal import Display
+from mooring.report.terminal_results import show_run
 from mooring.runs.directory import open_run
 from tests.support.homes import homes
 
@@ -187,3 +189,19 @@ def test_the_best_round_by_a_measure(tmp_path):
     assert result.summary["best_round"] == -max(rounds)[1]
     with pytest.raises(RequestError, match="select_by = 'f2' is not measured"):
         mooring.fit(frame, select_by="f2", **how)
+
+
+def test_a_comparison_has_each_clients_accuracy_by_method(tmp_path, capsys):
+    frame = homes().drop(columns=["price", "band"])
+    result = mooring.compare(frame, ["local", "fedavg"], target="sold", out=tmp_path / "run", **HOW)
+    for method in ("local", "fedavg"):
+        measures = mooring.fit(frame, target="sold", algorithm=method, **HOW).clients.set_index("client")
+        table = result.clients.set_index("client")
+        np.testing.assert_allclose(table[f"{method} accuracy"], measures.loc[table.index, "accuracy"])
+        rows = result.clients["test"] * result.clients[f"{method} accuracy"]
+        total = rows.sum() / result.clients["test"].sum()
+        assert total == pytest.approx(result.methods.set_index("method").loc[method, "accuracy"])
+    written = pd.read_csv(tmp_path / "run" / "clients.csv")
+    assert written.columns.tolist() == result.clients.columns.tolist()
+    show_run(Display(), tmp_path / "run", per_client=True)
+    assert "test accuracy by client" in capsys.readouterr().out
