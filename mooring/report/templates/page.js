@@ -218,7 +218,7 @@ function fineTicks(low, high) {
 const isWide = values => { const some = values.filter(known), low = Math.min(...some); return low > 0 && Math.max(...some) >= WIDE * low; };
 // Axes inside a frame; the scales take numbers to places.
 function axes(pen, w, h, o) {
-  const left = o.left ?? 58, right = w - 12, top = 12, bottom = h - 44;
+  const left = o.left ?? 58, right = w - 12, top = o.top ?? 12, bottom = h - 44;
   const scale = (low, high, a, b, log) => log
     ? x => a + (b - a) * (Math.log(x) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1)
     : x => a + (b - a) * (x - low) / (high - low || 1);
@@ -397,19 +397,21 @@ function curves(pen, a, lines) {
     if (line.dots) for (const [x, y] of points) pen.circle(x, y, 3, { fill: shade });
   });
 }
-// Where few points of the lines lie.
+// Above the axes where these leave room for it, as on phones; else where few points of the lines lie.
+const KEY_ROW = 17;
+const keyRoom = (w, entries) => w < 500 ? 12 + KEY_ROW * entries : 12;
 function key(pen, a, entries) {
-  const width = Math.max(...entries.map(e => e.label.length)) * 6.6 + 34, height = 17 * entries.length + 4;
+  const width = Math.max(...entries.map(e => e.label.length)) * 6.6 + 34, height = KEY_ROW * entries.length + 4;
   const dots = entries.flatMap(e => (e.points ?? []).flatMap(([x, y], k, all) => {
     const [u, v] = all[Math.min(k + 1, all.length - 1)], many = Math.ceil(60 / all.length);
     return Array.from({ length: many }, (_, j) => j / many).map(s => [(1 - s) * a.x(x) + s * a.x(u), (1 - s) * a.y(y) + s * a.y(v)]);
   }));
   const steps = [0, .25, .5, .75, 1], places = steps.flatMap(s => steps.map(t => [a.right - width - t * (a.right - a.left - width - 4), a.top + 4 + s * (a.bottom - a.top - height - 8)]));
   const hidden = ([x, y]) => dots.filter(([u, v]) => u > x - 4 && u < x + width + 4 && v > y - 4 && v < y + height + 4).length;
-  const [left, top] = places.reduce((best, one) => hidden(one) < hidden(best) ? one : best);
+  const [left, top] = a.top >= height ? [a.left, 2] : places.reduce((best, one) => hidden(one) < hidden(best) ? one : best);
   pen.poly([[left, top], [left + width, top], [left + width, top + height], [left, top + height]], { fill: color("panel"), alpha: .85, closed: true });
   entries.forEach((e, k) => {
-    const y = top + 10 + 17 * k;
+    const y = top + 10 + KEY_ROW * k;
     pen.poly([[left + 4, y], [left + 28, y]], { stroke: color(e.color), width: 2, dash: e.dash });
     pen.text(left + 32, y, e.label, { fill: color("ink"), size: 11 });
   });
@@ -429,14 +431,14 @@ function pathFigure(run, host) {
   const lams = path.lam, best = path.loss.indexOf(Math.min(...path.loss));
   return figure(run, host, {
     name: "path", title: "Held-out loss by lambda", marks: false, lively: true,
-    height: w => w < 500 ? 300 : 340,
+    height: w => w < 500 ? 390 : 340,
     describe: () => `Held-out ${run.metric} of all clients (${number(path.rows)} rows) against lambda, the strength of the pull towards the global model: small is close to local models (${number(path.local)}), large close to the global model (${number(path.global)}). ` +
       `The best single lambda is ${number(lams[best], 3)} with ${number(path.loss[best])}. The plan, ${plan.about}, has ${number(plan.loss)}; personal models average several settings.` +
       (path.clients ? " The selected client has a line of its own." : "") + (isWide(losses()) ? " The loss axis is logarithmic." : ""),
     data: () => [["lambda", "loss", ...(mine() ? [String(run.clients.client[run.picked])] : [])], lams.map((lam, k) => [lam, path.loss[k], ...(mine() ? [mine()[k]] : [])])],
     draw(pen, w, h) {
       const own = mine(), shown = losses(), logy = isWide(shown);
-      const a = axes(pen, w, h, { x: [Math.min(...lams), Math.max(...lams)], y: logy ? logSpanOf(shown) : spanOf(shown), logx: true, logy,
+      const a = axes(pen, w, h, { x: [Math.min(...lams), Math.max(...lams)], y: logy ? logSpanOf(shown) : spanOf(shown), logx: true, logy, top: keyRoom(w, own ? 5 : 4),
         xlabel: "lambda: local to global", ylabel: `held-out ${run.metric}` });
       const across = y => [[Math.min(...lams), y], [Math.max(...lams), y]];
       const lines = [
