@@ -10,7 +10,6 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
@@ -22,7 +21,7 @@ from mooring.core.field_checks import check_fields, describe_unknown
 from mooring.core.papers import expand_citations
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
-from mooring.core.user_code import is_spec, load_plugin, load_python, plugin_names, spec_of
+from mooring.core.user_code import find_plugin_name, is_spec, load_plugin, load_python, plugin_names, spec_of
 
 if TYPE_CHECKING:
     from mooring.estimates.client_statistics import ClientStatistics
@@ -201,10 +200,7 @@ def reference_of(algorithm: AnyAlgorithm) -> str:
     cls = type(algorithm)
     if cls.__module__.rpartition(".")[0] == PACKAGE:
         return algorithm.name
-    offered = next(
-        (p.name for p in entry_points(group=ENTRY_POINT_GROUP) if p.value == f"{cls.__module__}:{cls.__name__}"), None
-    )
-    return offered or spec_of(cls) or f"{IN_MEMORY_PREFIX} {cls.__name__}"
+    return find_plugin_name(ENTRY_POINT_GROUP, cls) or spec_of(cls) or f"{IN_MEMORY_PREFIX} {cls.__name__}"
 
 
 def build(

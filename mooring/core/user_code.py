@@ -76,6 +76,12 @@ def load_plugin(group: str, name: str) -> Any:
     return None if offered is None else offered.load()
 
 
+def find_plugin_name(group: str, thing: type) -> str | None:
+    """The name under which an installed package offers a class; None if there is none."""
+    value = f"{thing.__module__}:{thing.__name__}"
+    return next((point.name for point in entry_points(group=group) if point.value == value), None)
+
+
 class SiblingImporter(MetaPathFinder, Loader):
     """Imports the Python files in a folder, from the run directory `copies` where it has them; only given ones run."""
 

@@ -121,7 +121,8 @@ def draw_critical_differences(ranks: Any, difference: float, blocks: str) -> Any
         axes.set_yticks(place)
         axes.set_yticklabels(names, fontsize=8)
         axes.invert_yaxis()
-        axes.set_xlabel(f"mean rank over {blocks}; methods whose bars overlap do not differ (Nemenyi, 5%)")
+        axes.set_xlim(0.5, len(names) + 0.5)  # ranks; a bar may leave them where blocks are few
+        axes.set_xlabel(f"mean rank over {blocks}\nmethods whose bars overlap do not differ (Nemenyi, 5%)")
     return figure
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import mooring
+from mooring.cli import main
 from tests.journeys.pages import blocks, commands, run_page, run_python, typed
 from tests.support.repository import ROOT
 
@@ -68,3 +69,49 @@ def test_rows_without_a_target_are_left_out_of_advice_with_a_note(tmp_path):
     assert advice.clients["rows"].sum() == 157
     with pytest.raises(mooring.RequestError, match="target"):
         mooring.advise(frame, **how, drop_missing_target=False)
+
+
+def euros(value):
+    return (
+        f"{value:,.2f} EUR".replace(",", " ").replace(".", ",").replace(" ", ".", 1)
+        if value >= 1000
+        else f"{value:.2f} EUR".replace(".", ",")
+    )
+
+
+def messy_workbook(path):
+    """A German workbook: a title, amounts as text, a weight with its unit, a stray cell, a misspelt word, a total."""
+    rng = np.random.default_rng(0)
+    rows = 90
+    frame = pd.DataFrame({"Filiale": np.resize(["Bern", "Genf", "Basel"], rows), "Gewicht": rng.integers(5, 90, rows)})
+    frame["Wetter"] = np.resize(["sonnig", "regnerisch"], rows)
+    effect = frame["Filiale"].map({"Bern": 9.0, "Genf": 14.0, "Basel": 11.0}) * frame["Gewicht"]
+    frame["Umsatz"] = 900 + effect + np.where(frame["Wetter"] == "sonnig", 150, 0) + rng.normal(0, 60, rows)
+    written = frame.assign(Gewicht=[f"{w} kg" for w in frame["Gewicht"]], Umsatz=frame["Umsatz"].map(euros))
+    written.loc[7, "Gewicht"], written.loc[8, "Wetter"] = "k.A.", "sonig"
+    title = pd.DataFrame([["Umsätze 2024", None, None, None], [None] * 4, list(written.columns)])
+    total = pd.DataFrame([["Gesamt", None, None, euros(frame["Umsatz"].sum())]])
+    body = written.set_axis(range(4), axis=1)
+    pd.concat([title.set_axis(range(4), axis=1), body, total]).to_excel(path, index=False, header=False)
+    return frame
+
+
+def test_from_a_messy_workbook_to_predictions_in_excel(tmp_path, monkeypatch, capsys):
+    """`check` names each problem with its cure; with these, `advise` and `predict` do what the page promises."""
+    monkeypatch.chdir(tmp_path)
+    frame = messy_workbook(tmp_path / "umsatz.xlsx")
+    roles = ["--client", "Filiale", "--target", "Umsatz"]
+    with pytest.raises(SystemExit) as left:
+        main(["check", "umsatz.xlsx", *roles])
+    sentence = " ".join(capsys.readouterr().out.split())
+    assert left.value.code == 2 and "k.A." in sentence and "--na" in sentence
+    cures = ["--na", "k.A.", "--merge-levels", "sonig=sonnig"]
+    typed(["check", "umsatz.xlsx", *roles, *cures])
+    typed(["advise", "umsatz.xlsx", *roles, *cures, "--shape", "linear", "--out", "run"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Recommendation for umsatz.xlsx (3 clients, 90 rows)" in said and "RMSE" in said
+    typed(["predict", "run", "umsatz.xlsx", "--interval", "90%", "--out", "predictions.xlsx"])
+    predictions = pd.read_excel("predictions.xlsx")
+    error = np.sqrt(np.mean((predictions["Umsatz"] - frame["Umsatz"]) ** 2))
+    covered = frame["Umsatz"].between(predictions["Umsatz_low"], predictions["Umsatz_high"]).mean()
+    assert len(predictions) == 90 and error < 100 and covered > 0.8  # the noise has a deviation of 60

@@ -12,6 +12,7 @@ import torch
 import mooring
 from mooring.algorithms import base
 from mooring.cli import main
+from mooring.core import user_code
 from mooring.core.errors import RequestError
 from mooring.engines.fit import resume_fit
 from mooring.runs.directory import MODELS_FILE, open_run
@@ -171,7 +172,9 @@ def test_algorithms_of_installed_packages_are_found(here, monkeypatch):
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("my_fedper", "fedper:FedPer", base.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(base, "entry_points", lambda group, name=None: [point] if name in (None, point.name) else [])
+    monkeypatch.setattr(
+        user_code, "entry_points", lambda group, name=None: [point] if name in (None, point.name) else []
+    )
     assert "my_fedper" in base.algorithm_names()
     result = mooring.fit("rows.csv", client="site", target="y", algorithm="my_fedper", rounds=2, out="run")
     assert read_run("run/run.toml").algorithm.name == "my_fedper" and result.trained.algorithm.name == "FedPer"
@@ -235,3 +238,29 @@ def test_scores_of_a_method_that_learns_nothing(here):
     assert repr(result).count("% higher (95% CI: ") == 2 and len(repr(result).splitlines()) <= 10
     for other in ("local", "pooled"):
         assert result.summary[f"improvement_over_{other}"]["pct"] < 0
+
+
+@pytest.mark.slow
+def test_all_methods_on_two_tables(tmp_path, monkeypatch, capsys):
+    """`mooring benchmark --methods all`, end to end: tables, tests, figure; resumed without training again."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in ("first", "second"):
+        x, owner = rng.normal(size=(48, 2)), np.arange(48) % 3
+        frame = pd.DataFrame({"client": [f"c{i}" for i in owner], "a": x[:, 0], "b": x[:, 1]})
+        frame.assign(target=x[:, 0] + owner * x[:, 1] + rng.normal(size=48)).to_csv(f"{name}.csv", index=False)
+    words = ("benchmark", "first.csv", "second.csv", "--methods", "all", "--seeds", "1", "--rounds", "2", "--no-tune")
+    assert command(*words, "--out", "all") == 0
+    results, ranks = pd.read_csv("all/results.csv"), pd.read_csv("all/ranks.csv")
+    left_out = [line for line in capsys.readouterr().err.splitlines() if "was left out:" in line]
+    names = set(results["method"])
+    assert len(names) + len(left_out) == len(base.algorithm_names()) and len(left_out) <= 2
+    assert (results.groupby("method").size() == 2).all() and set(ranks["method"]) == names
+    assert np.isfinite(results["test_loss"]).all()
+    best = results.pivot(index="method", columns="data", values="test_loss").rank().mean(axis=1)
+    found = ranks.set_index("method")["mean_rank"].sort_index()
+    np.testing.assert_allclose(found, best.sort_index(), atol=0.5)  # practically equal losses share a rank
+    assert "\\begin{tabular}" in (tmp_path / "all" / "table.tex").read_text()
+    assert (tmp_path / "all" / "critical-difference.svg").stat().st_size > 5_000
+    monkeypatch.setattr("mooring.engines.benchmark.compare", None)  # nothing is trained again
+    assert command(*words, "--out", "all") == 0
