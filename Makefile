@@ -4,6 +4,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 10 --durations-min 1
 ALONE := $(BIN)/python -m pytest --durations 10 --durations-min 1
 
+unexport PYTHONDONTWRITEBYTECODE  # every worker and every process of a test would compile the package again
+
 .PHONY: setup demo federation test check check-processes check-browser check-docs check-slow lint torture bench docs release clean
 
 setup: .venv/ready

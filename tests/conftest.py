@@ -3,6 +3,7 @@
 Files get their markers by name, so that `make test` and `make check` select them without a list: see FILE_MARKERS.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -67,8 +68,12 @@ def unpickled():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def a_user_of_its_own(tmp_path_factory):
-    """What the tests give on command lines is not remembered for whoever runs them."""
+def separate_user_state(tmp_path_factory):
+    """Keeps files that tests trust out of the state of the user who runs them, and does not wait for disks.
+
+    What survives a power cut cannot be tested here; that files are synced, and when, is tested by recording the calls.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setattr(os, "fsync", lambda handle: None)
         yield

@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
@@ -211,10 +211,14 @@ def build(
     Classes that are at hand already are in `own`, by name.
     """
     cls = (own or {}).get(name) or find(name, copies)
-    hints = get_type_hints(cls)
-    known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    check_fields(name, fields, known, f"mooring explain {name}")
+    check_fields(name, fields, _field_types(cls), f"mooring explain {name}")  # type: ignore[arg-type]
     return cls(**fields)
+
+
+@cache  # evaluating annotations takes milliseconds, and clients build their algorithm for every message
+def _field_types(cls: type[AnyAlgorithm]) -> JsonObject:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
 
 def describe(name: str) -> JsonObject:

@@ -17,6 +17,7 @@ from mooring.report.figure_style import COLORS, MARKERS, STYLE, create_figure, e
 PANEL_COLUMNS = {4: 2, 6: 3, 9: 3}  # columns by the number of panels, so that rows are full; else up to four
 MAX_MARKED_POINTS = 30  # curves with fewer points mark them
 DPI = 90
+FILE_ENDINGS = ("png", "svg")
 PANEL_WIDTH_INCHES = 4.6  # of a panel, inches
 TITLE_LETTERS_PER_INCH = 12  # of a title to an inch
 
@@ -37,7 +38,7 @@ def draw_panels(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, by
             axis.set_axis_off()
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once for both files
-        return {ending: encode_image(figure, ending, DPI) for ending in ("png", "svg")}
+        return {ending: encode_image(figure, ending, DPI) for ending in FILE_ENDINGS}
 
 
 def name_panels(panels: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -47,7 +47,11 @@ CASES = [
     ("fedprox", {"lam": "theory"}, ("linear", "absolute")),
     ("fedprox", {"lam": "theory", "inner": "descent"}, ("logistic",)),
     ("fedprox_two_stage", {}, ("linear", "logistic")),
-    ("fedprox_two_stage", {"lam": 0.3, "batch": 4, "epochs": 2, "decay": 0.1, "radius": 5.0}, ("linear", "softmax")),
+    (
+        "fedprox_two_stage",
+        {"lam": 0.3, "batch": 4, "epochs": 2, "decay": 0.1, "radius": 5.0, "final_steps": 20},
+        ("linear", "softmax"),
+    ),
     ("fedprox_two_stage", {"lam": [0.1, 0.2, 0.3, 0.4, 0.5], "inner": "exact"}, ("linear",)),
     ("fedprox_two_stage", {"lam": 1.0, "schedule": "inverse", "mu": 1.0, "smooth": 1.2}, ("linear",)),
     ("fedmspp", {}, ("linear", "logistic", "absolute")),

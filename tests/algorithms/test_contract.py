@@ -81,12 +81,15 @@ def test_does_not_change_its_inputs(name, fields, problem):
 
 @pytest.mark.parametrize("name,fields,problem", ROWS, ids=IDS)
 def test_a_cohort_equals_cohorts_of_one(name, fields, problem):
-    """A client's visit is the same whoever else is visited, up to rounding as its problem's conditioning passes it."""
+    """A local update does not depend on the cohort, up to rounding as the problem's conditioning magnifies it.
+
+    Tried at the clients with the fewest and the most rows, and one between: padding differs most there.
+    """
     algorithm, *_, (after, message), task = visit(name, fields, problem)
     if algorithm.pooled:
-        pytest.skip("a pooled referee sees everyone at once")
+        pytest.skip("a pooled baseline has the rows of all clients at once")
     clients = PROBLEMS[problem]()[1]
-    for i in range(len(leaves(message)[0]) if leaves(message) else 5):
+    for i in (0, 2, 4):
         *_, (lone_after, lone_message), _ = visit(name, fields, problem, torch.tensor([i]))
         for many, one in zip(leaves((after, message)), leaves((lone_after, lone_message))):
             # A product with the Hessian by a difference of gradients divides their rounding by its step.
@@ -103,9 +106,9 @@ def test_settled_fields_are_numbers(name, fields, problem):
 
 @pytest.mark.parametrize("name,fields,problem", ROWS, ids=IDS)
 def test_training_does_not_hurt(name, fields, problem):
-    """Thirty rounds end at a lower training loss of the deployed models than the start's."""
+    """Twelve rounds end at a lower training loss of the deployed models than the start's."""
     task, clients = PROBLEMS[problem]()
-    _, models, exchange = simulate(build(name, fields), task, clients, rounds=30)
+    _, models, exchange = simulate(build(name, fields), task, clients, rounds=12)
     rows = clients.train.full(task)
     start = task.loss(task.start()[None].expand(len(clients), -1), rows)
     assert float((exchange.data.p * task.loss(models, rows)).sum()) < float((exchange.data.p * start).sum())

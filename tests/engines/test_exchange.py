@@ -28,6 +28,9 @@ from tests.support.problems import PROBLEMS
 
 ROWS = [(name, fields, problem) for name, fields, problems in CASES for problem in problems if not find(name).pooled]
 IDS = [f"{name}-{problem}-{i}" for i, (name, _, problem) in enumerate(ROWS)]
+# What is lost on the way does not depend on the loss: one problem for each row of the table.
+FIRST_ROWS = {f"{name}-{i}": (name, fields, problems[0]) for i, (name, fields, problems) in enumerate(CASES)}
+FIRST_ROWS = {label: row for label, row in FIRST_ROWS.items() if not find(row[0]).pooled}
 
 
 class Absent(Simulator):
@@ -78,7 +81,7 @@ def test_clients_on_their_own_machines_equal_the_simulator(name, fields, problem
         assert {k: mine[k] for k in same} == pytest.approx({k: right[k] for k in same}, nan_ok=True)
 
 
-@pytest.mark.parametrize("name,fields,problem", ROWS, ids=IDS)
+@pytest.mark.parametrize("name,fields,problem", FIRST_ROWS.values(), ids=FIRST_ROWS)
 def test_bad_post_is_only_absence(name, fields, problem):
     """Lost, late, repeated and stale replies: the run is the one in which those letters were never written."""
     task, clients = PROBLEMS[problem]()

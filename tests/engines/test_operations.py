@@ -3,14 +3,13 @@
 import json
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
+from mooring.cli import main
 from mooring.commands.event_log import EventLog
 from mooring.core import size_limits
 from mooring.core.errors import RequestError
@@ -150,15 +149,16 @@ def test_the_limit_of_packed_files_is_an_option(monkeypatch):
         size_limits.read_unpacked_limit()
 
 
-def test_keys_from_the_command_line(tmp_path):
+def test_keys_from_the_command_line(tmp_path, monkeypatch, capsys):
     """As an operator types them: the client's key never leaves its folder."""
+    monkeypatch.chdir(tmp_path)
 
     def mooring(*words, fails=False):
-        done = subprocess.run(
-            [sys.executable, "-m", "mooring", "keys", *words], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
-        assert (done.returncode != 0) == fails, done.stderr
-        return done.stdout + done.stderr
+        with pytest.raises(SystemExit) as end:
+            main(["keys", *words])
+        output = "".join(capsys.readouterr())
+        assert bool(end.value.code) == fails, output
+        return output
 
     mooring("init", "keys", "--names", "south", "--host", "fed.example.org")
     assert "Send north/north.request" in mooring("request", "north", "--out", "north").replace("\n", " ")

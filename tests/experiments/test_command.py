@@ -236,6 +236,7 @@ def test_figures_are_the_same_bytes_and_survive_intervals_that_reach_0():
     panel = panel_record(PANEL, Results(wide))
     first, second = draw_panels("A", [panel]), draw_panels("A", [panel])
     assert first == second and first.keys() == {"png", "svg"}
+    assert first["png"].startswith(b"\x89PNG")
     kept = json.loads(json_bytes({"panel": panel}))["panel"]  # what a file holds gives the same picture
     assert draw_panels("A", [kept]) == first
     assert b"<dc:date>" not in first["svg"] and b"matplotlib" not in first["svg"].lower()[:400]

@@ -307,6 +307,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
@@ -336,6 +337,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_an_interrupt_waits_for_no_trial(tmp_path):
     """Sent to all processes at once, as a terminal does; the workers say nothing and end."""
     script = tmp_path / "patient.py"

@@ -62,6 +62,7 @@ def describe_origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), toge
     return {"code": code, "versions": library_versions(), "data": digest_data_files(needs)}
 
 
+@cache  # every trial asks, and metadata files are parsed anew each time
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that determine the numbers."""
     return {library: version(library) for library in LIBRARIES}
