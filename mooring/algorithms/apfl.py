@@ -193,7 +193,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
 
     def update_at_once(
         self, server: Server, client: Client, steps: MixtureSteps, data: CohortData, round: Round
-    ) -> Any:
+    ) -> tuple[Client, Message]:
         """The same by a task that takes all local steps at once."""
         batch, count, eta = schedule(self, data, round, client.memory)
         mixture = Mixture(
@@ -331,7 +331,7 @@ def project_simplex(values: Tensor) -> Tensor:
     return (values - excess[int((ordered > excess).sum()) - 1]).clamp(min=0)
 
 
-def share(shift: float, before: Any, now: Any, begin: int = 0) -> Tensor:
+def share(shift: float, before: float | Tensor, now: float | Tensor, begin: int = 0) -> Tensor:
     """The weight of the iterations before+1..now among begin+1..now."""
     counts: Any = (torch.as_tensor(t, dtype=torch.float64) for t in (begin, before, now))
     start, middle, end = (torch.as_tensor(apfl_schedule.weight_sum(t, shift)) for t in counts)

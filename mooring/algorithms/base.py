@@ -26,10 +26,9 @@ from mooring.core.user_code import find_plugin_name, is_spec, load_plugin, load_
 if TYPE_CHECKING:
     from mooring.estimates.client_statistics import ClientStatistics
 
-Auto = Any  # of a field: a number (lam: or one per client or coefficient), or a word that `resolve` turns into one
 GROUPS = ("global", "personal", "clustered", "baseline")  # what a client deploys; baselines are to compare with
-ServerState = TypeVar("ServerState", bound=tuple[Any, ...])
-ClientState = TypeVar("ClientState", bound=tuple[Any, ...])
+ServerState = TypeVar("ServerState", bound=tuple[object, ...])
+ClientState = TypeVar("ClientState", bound=tuple[object, ...])
 Message = TypeVar("Message")
 
 
@@ -78,7 +77,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
 
         An algorithm outside this package may need them all the same.
         """
-        numbers = ("int", "float", "Auto", "Any")
+        numbers = ("int", "float", "Auto", "Penalty")
         words = [f.name for f in dataclasses.fields(self) if any(kind in str(f.type) for kind in numbers)]  # type: ignore[arg-type]
         builtin = type(self).__module__.startswith(PACKAGE + ".")
         return builtin and not any(isinstance(getattr(self, name), str) for name in words)
@@ -188,7 +187,7 @@ def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
     )
 
 
-def check_algorithm_class(thing: Any, name: str) -> type[AnyAlgorithm]:
+def check_algorithm_class(thing: object, name: str) -> type[AnyAlgorithm]:
     """Refuse what is no algorithm."""
     if not (isinstance(thing, type) and issubclass(thing, Algorithm) and dataclasses.is_dataclass(thing)):
         raise RequestError(f"algorithm {name!r} must be a frozen dataclass that inherits from Algorithm.")

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_ridge,
     check_local_work,
@@ -49,6 +49,7 @@ from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
 from mooring.core.task import HasProx, HasSolve, Task, require
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, require_federation
 from mooring.theory.alternative import choose_model
@@ -114,7 +115,7 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
         if "auto" in (mu, ell_max):
             known = bound_curvature("Dichotomous: variant = 'known_r'", task, statistics)
             mu = known.mu if mu == "auto" else mu
-            ell_max = known.noise**2 / mu if ell_max == "auto" else ell_max
+            ell_max = known.noise**2 / as_number(mu) if ell_max == "auto" else ell_max
         inner = choose_inner_solver(self, task)
         ready = replace(self, unit=unit, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max, inner=inner)
         return resolve_auto(ready, task, statistics)
@@ -140,7 +141,7 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
         zero = torch.zeros(1, task.dim, dtype=task.dtype)
         v, w = zero.expand(len(data), -1), server.w
         if int(own.size.sum()) > 0:
-            v = own.each(lambda rows, _: require(task, HasProx).prox(zero, self.ridge, rows.full(task)))
+            v = own.each(lambda rows, _: require(task, HasProx).prox(zero, as_number(self.ridge), rows.full(task)))
         if int(shared.size.sum()) > 0:
             w = require(task, HasSolve).solve(shared.pooled(data.p))[0]
         return v, w, client.memory
@@ -159,7 +160,8 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
     def choose(self, v: Tensor, w: Tensor, task: Task, data: CohortData) -> Tensor:
         """Return [C]: whether a client should use its local model."""
         if self.variant == "known_r":
-            choice = choose_model(self.radius, self.mu, self.ell_max, data.train.size.numpy())
+            radius, mu, ell_max = map(as_number, (self.radius, self.mu, self.ell_max))
+            choice = choose_model(radius, mu, ell_max, data.train.size.numpy())
             return torch.full((len(data),), choice == "local")
         if int(data.validation.size.sum()) == 0:
             raise RequestError(

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_eta,
     check_local_work,
@@ -38,8 +38,9 @@ from mooring.algorithms.server_optimizers import (
 )
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
-from mooring.core.penalty import penalty_rows
+from mooring.core.penalty import PenaltyOrRule, penalty_rows
 from mooring.core.task import Task
+from mooring.core.types import Auto
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -50,7 +51,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
-    lam: Auto = "auto"
+    lam: PenaltyOrRule = "auto"
     personal_eta: Auto = "auto"
 
     paper: ClassVar[str] = "ditto, Algorithm 1"

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
@@ -37,6 +37,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.task import HasProx, Task, require
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -80,7 +81,7 @@ class FedDyn(LocalWork, Algorithm[Server, Client, Tensor]):
     def client_update(
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
-        w, lam = server.w.expand(len(data), -1), float(self.lam)
+        w, lam = server.w.expand(len(data), -1), as_number(self.lam)
         if self.inner == "exact":
             v, memory = require(task, HasProx).prox(w + client.g / lam, lam, data.train.full(task), w), client.memory
         else:
@@ -88,8 +89,8 @@ class FedDyn(LocalWork, Algorithm[Server, Client, Tensor]):
         return Client(client.g - lam * (v - w), count_round(memory)), v - w
 
     def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
-        h = server.h - float(self.lam) * round.weight * mean
-        return Server(server.w + mean - h / float(self.lam), h)
+        h = server.h - as_number(self.lam) * round.weight * mean
+        return Server(server.w + mean - h / as_number(self.lam), h)
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.w

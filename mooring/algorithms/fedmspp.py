@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.fedprox import (
     check_growth,
     resolve_lipschitz,
@@ -51,9 +51,10 @@ from mooring.algorithms.hyperparameters import (
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.minibatches import minibatches
-from mooring.core.penalty import penalty_rows
+from mooring.core.penalty import PenaltyOrRule, penalty_rows, uniform_lam
 from mooring.core.solvers import descend_to_tolerance
 from mooring.core.task import HasProx, Task, require
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
 
@@ -69,9 +70,9 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMSPP(Algorithm[Server, Client, Tensor]):
-    lam: Auto = "auto"
+    lam: PenaltyOrRule = "auto"
     growth: str = "none"
-    batch: Auto = "auto"  # records a round; 0: all
+    batch: int | Literal["auto"] = "auto"  # records a round; 0: all
     replacement: bool = False
     inner: str = "auto"  # "exact" or "descent"; auto: exact where the task has a prox
     eta: Auto = "auto"
@@ -114,9 +115,8 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         w = server.w.expand(len(data), -1)
         now = self.at(round)
         lam = penalty_rows(now.lam, data.index, w)
-        draws = minibatches(
-            task, data, round, batch=self.batch or None, steps=1, draws="replacement" if self.replacement else "passes"
-        )
+        how = "replacement" if self.replacement else "passes"
+        draws = minibatches(task, data, round, batch=as_number(self.batch) or None, steps=1, draws=how)
         rows = next(draws).batch
         if self.inner == "exact":
             v = require(task, HasProx).prox(w, lam, rows)
@@ -129,10 +129,11 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         if self.growth == "none":
             return self
         if self.growth == "kinked":
-            return scale_to_horizon(self, self.lam * sqrt(round.rounds), self.tol)
-        smooth, sampled = self.lam / 8, round.cohort
-        step = step_size(smooth, round.rounds, sampled, self.batch)
-        return scale_to_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
+            return scale_to_horizon(self, uniform_lam(self.lam) * sqrt(round.rounds), self.tol)
+        smooth, sampled = uniform_lam(self.lam) / 8, round.cohort
+        batch = as_number(self.batch)
+        step = step_size(smooth, round.rounds, sampled, batch)
+        return scale_to_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, batch))
 
     def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         w = server.w + mean

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     batch_smoothness,
     check_local_work,
@@ -50,14 +50,21 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
-from mooring.core.penalty import PerClientPenalty, penalty_rows
+from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, penalty_rows, uniform_lam
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import descend_to_tolerance, record_tolerance
 from mooring.core.task import HasProx, Task, require
+from mooring.core.types import as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory import fedprox_shared_rate as rate
 
+if TYPE_CHECKING:
+    from mooring.algorithms.fedmspp import FedMSPP
+
 MAX_CERTIFIED_STEPS = 200  # steps that a certified solve may take: lam_T >= 3L at least halves its error with each
+
+
+F = TypeVar("F", "FedProx", "FedMSPP")
 
 
 class Server(NamedTuple):
@@ -72,7 +79,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
-    lam: Auto = "auto"
+    lam: PenaltyOrRule = "auto"
     growth: str = "none"
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
     tol: float = 1e-6
@@ -123,8 +130,8 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         if self.growth == "none":
             return self
         if self.growth == "kinked":
-            return scale_to_horizon(self, self.lam * sqrt(round.rounds), self.tol)
-        smooth, sampled = self.lam / 3, round.cohort
+            return scale_to_horizon(self, uniform_lam(self.lam) * sqrt(round.rounds), self.tol)
+        smooth, sampled = uniform_lam(self.lam) / 3, round.cohort
         if sampled == round.clients:
             step = rate.full_participation_step(smooth, round.rounds)
             return scale_to_horizon(self, 1 / step, rate.full_participation_tolerance(self.lipschitz, smooth, step))
@@ -154,14 +161,14 @@ def draw_output_round(round: Round) -> int:
     return int(uniforms(round.seed, "algorithm", round.rounds)[0] * round.rounds)
 
 
-def check_growth(algorithm: Any) -> None:
+def check_growth(algorithm: FedProx | FedMSPP) -> None:
     """A lam that grows with the horizon is one number, and never 0."""
     lam, owner = algorithm.lam, type(algorithm).__name__
     if algorithm.growth != "none" and (isinstance(lam, PerClientPenalty) or lam == 0):
         raise RequestError(f"{owner}: growth = '{algorithm.growth}' needs lam as one number > 0, got {lam}.")
 
 
-def set_by_theorem(algorithm: Any, task: Task, statistics: ClientStatistics, factor: float, batch: Any = 0) -> Any:
+def set_by_theorem(algorithm: F, task: Task, statistics: ClientStatistics, factor: float, batch: int = 0) -> F:
     """lam = factor x L with certified solves (smooth losses), or 1/rho with exact ones (kinked: rho < 1/(2 weak)).
 
     L bounds the curvature of what is solved: of all rows, or of minibatches.
@@ -183,7 +190,7 @@ def set_by_theorem(algorithm: Any, task: Task, statistics: ClientStatistics, fac
     return replace(algorithm, lam=max(float(statistics.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")
 
 
-def resolve_lipschitz(algorithm: Any, task: Task, statistics: ClientStatistics) -> Any:
+def resolve_lipschitz(algorithm: F, task: Task, statistics: ClientStatistics) -> F:
     """The algorithm with G where inexact solves must keep a tolerance that is proportional to it."""
     if algorithm.growth != "smooth" or algorithm.inner == "exact" or algorithm.lipschitz > 0:
         return algorithm
@@ -196,6 +203,7 @@ def resolve_lipschitz(algorithm: Any, task: Task, statistics: ClientStatistics) 
     return replace(algorithm, lipschitz=lipschitz)
 
 
-def scale_to_horizon(algorithm: Any, lam: Any, tol: float) -> Any:
+def scale_to_horizon(algorithm: F, lam: float, tol: float) -> F:
     """The algorithm at the lam of this horizon; its step size, resolved for the smaller lam, gives way."""
-    return replace(algorithm, lam=lam, tol=tol, eta=1 / (1 / algorithm.eta + lam - algorithm.lam))
+    eta = 1 / (1 / as_number(algorithm.eta) + lam - uniform_lam(algorithm.lam))
+    return replace(algorithm, lam=lam, tol=tol, eta=eta)

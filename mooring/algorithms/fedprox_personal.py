@@ -26,12 +26,12 @@ Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; clients may be sa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
@@ -46,9 +46,10 @@ from mooring.algorithms.hyperparameters import (
 from mooring.core.cohort import CohortData, Condensed, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
-from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
+from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, penalty_rows, uniform_lam
 from mooring.core.solvers import descend_to_tolerance
 from mooring.core.task import HasProx, HasSolve, Task, require
+from mooring.core.types import Auto
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.estimates.lambda_rules import LAMBDA_RULES
@@ -71,7 +72,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
-    lam: Auto = "auto"
+    lam: PenaltyOrRule = "auto"
     gamma: Auto | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
@@ -130,7 +131,7 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
         return Client(v, count_round(memory)), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
 
     def fit_personal(
-        self, v: Tensor, w: Tensor, lam: Any, task: Task, data: CohortData, round: Round, memory: Tensor
+        self, v: Tensor, w: Tensor, lam: Tensor, task: Task, data: CohortData, round: Round, memory: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Each client's model after its inner loop from v, pulled to w, and its memory."""
         rows: Condensed = data.train.full(task) if self.inner != "sgd" else None
@@ -156,7 +157,7 @@ def server_direction(mean: Message, round: Round, aggregation: str) -> Tensor:
     return step * (round.clients / round.cohort * round.weight) if aggregation == "elastic" else step
 
 
-def auto_gamma(algorithm: Any, task: Task, statistics: ClientStatistics) -> float | tuple[float, ...]:
+def auto_gamma(algorithm: FedProxPersonal, task: Task, statistics: ClientStatistics) -> float | tuple[float, ...]:
     """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
 
     With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
@@ -166,18 +167,18 @@ def auto_gamma(algorithm: Any, task: Task, statistics: ClientStatistics) -> floa
     known = smooth > 0 and task.smooth_loss and isinstance(task, HasSolve)
     share = 1.0 if algorithm.inner == "exact" else 0.5
     if not isinstance(algorithm.lam, PerClientPenalty):
-        lam = algorithm.lam
-        return 0.0 if lam == 0 else share * (1 / lam + 1 / smooth) if known else 1 / lam
+        number = uniform_lam(algorithm.lam)
+        return 0.0 if number == 0 else share * (1 / number + 1 / smooth) if known else 1 / number
     lam = penalty_rows(algorithm.lam, torch.arange(len(statistics.n)), statistics.p)
     bend = (statistics.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
     pull = (statistics.p[:, None] * lam).sum(0)
     return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if known else 1.0
 
 
-def set_by_corollary(algorithm: Any, task: Task, statistics: ClientStatistics) -> FedProxPersonal:
+def set_by_corollary(algorithm: FedProxPersonal, task: Task, statistics: ClientStatistics) -> FedProxPersonal:
     """eta, gamma and steps of effect, Corollary 1."""
     known = bound_curvature("FedProxPersonal: preset = 'theory'", task, statistics)
     if isinstance(algorithm.lam, PerClientPenalty) or algorithm.lam == 0:
         raise RequestError(f"FedProxPersonal: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
-    sizes = corollary_step_sizes(known.mu, known.smooth, algorithm.lam)
+    sizes = corollary_step_sizes(known.mu, known.smooth, uniform_lam(algorithm.lam))
     return replace(algorithm, eta=sizes.eta, gamma=sizes.gamma, steps=sizes.steps)

@@ -27,11 +27,11 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf, isfinite, log
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.fedprox_personal import Message, server_direction
 from mooring.algorithms.hyperparameters import (
     auto_eta,
@@ -49,10 +49,10 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch
-from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
-from mooring.core.solvers import Ball, project, train
+from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, penalty_rows, uniform_lam
+from mooring.core.solvers import Ball, StepSize, project, train
 from mooring.core.task import HasProx, HasSolve, Task, require
-from mooring.core.types import JsonObject
+from mooring.core.types import Auto, JsonObject, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
@@ -75,7 +75,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
-    lam: Auto = "auto"
+    lam: PenaltyOrRule = "auto"
     schedule: str = "constant"  # of step sizes and work; "inverse" is the theorems'
     inner: str = "sgd"  # or "exact"
     gamma: Auto = "auto"
@@ -123,7 +123,7 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
             mu, smooth = known.mu if mu == "auto" else mu, known.smooth if smooth == "auto" else smooth
         gamma = self.gamma
         if gamma == "auto":
-            gamma = 1.0 if not is_uniform(ready.lam) else 1 / ready.lam if ready.lam else 0.0
+            gamma = 1.0 if not is_uniform(ready.lam) else 1 / uniform_lam(ready.lam) if ready.lam else 0.0
         ready = replace(
             ready,
             radius=radius,
@@ -153,39 +153,42 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
         self,
         v: Tensor,
         w: Tensor,
-        lam: Any,
+        lam: Tensor,
         task: Task,
         data: CohortData,
         round: Round,
-        eta: Any,
-        steps: Any,
+        eta: StepSize,
+        steps: int | Tensor,
         slot: int = 0,
-    ) -> Any:
+    ) -> Tensor:
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
             return require(task, HasProx).prox(w, lam, data.train.full(task), v)
         work: JsonObject = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
         return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
 
-    def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> Any:
+    def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> StepSize:
         """eta_k of a local update."""
         if self.schedule == "inverse":
-            return partial(local_step, mu=self.mu, lam=self.lam)
+            return partial(local_step, mu=as_number(self.mu), lam=uniform_lam(self.lam))
         return local_work(self, data, round, memory)[2]
 
-    def work(self, data: CohortData, round: Round) -> Any:
+    def work(self, data: CohortData, round: Round) -> int | Tensor:
         """K_t."""
         if self.schedule == "constant":
             return local_work(self, data, round)[1]
-        most = self.smooth * UNIT_DIAMETER**2 / 2  # how far losses in W lie above their minimum
-        return inner_steps(round.t - 1, self.mu, self.smooth, self.lam, most, UNIT_DIAMETER)
+        mu, smooth = as_number(self.mu), as_number(self.smooth)
+        most = smooth * UNIT_DIAMETER**2 / 2  # how far losses in W lie above their minimum
+        return inner_steps(round.t - 1, mu, smooth, uniform_lam(self.lam), most, UNIT_DIAMETER)
 
     @property
     def region(self) -> Ball | None:
-        return Ball(self.radius) if self.radius else None
+        return Ball(as_number(self.radius)) if self.radius else None
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        gamma = server_step(round.t - 1, self.mu, self.lam) if self.schedule == "inverse" else self.gamma
+        gamma = as_number(self.gamma)
+        if self.schedule == "inverse":
+            gamma = server_step(round.t - 1, as_number(self.mu), uniform_lam(self.lam))
         gamma = gamma * server_step_factor(self, round)
         return Server(project(server.w - gamma * server_direction(mean, round, self.aggregation), self.region))
 
@@ -193,15 +196,15 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         stay = self.final_eta == "stay"
-        eta = self.step_size(data, round, client.memory) if stay else self.final_eta
-        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, self.final_steps, FINAL_SLOT)
+        eta = self.step_size(data, round, client.memory) if stay else as_number(self.final_eta)
+        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, int(as_number(self.final_steps)), FINAL_SLOT)
         return Client(v, client.memory)
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v
 
 
-def resolve_final_stage(algorithm: Any, task: Task, statistics: ClientStatistics) -> FedProxTwoStage:
+def resolve_final_stage(algorithm: FedProxTwoStage, task: Task, statistics: ClientStatistics) -> FedProxTwoStage:
     """final_steps and final_eta as numbers (or "stay"): see the docstring."""
     if algorithm.final_steps != "auto":
         return algorithm if algorithm.final_eta != "auto" else replace(algorithm, final_eta="stay")
@@ -211,14 +214,14 @@ def resolve_final_stage(algorithm: Any, task: Task, statistics: ClientStatistics
         eta = auto_eta(task, statistics, algorithm.batch, algorithm.lam) if inverse else algorithm.eta
     mu, lam = float(statistics.convex.min()), smallest_lam(algorithm.lam)
     if eta == "stay" or not (isfinite(mu) and isinstance(task, HasSolve) and task.smooth_loss):
-        passes = batches_per_epoch(statistics.n.long(), algorithm.batch or None).max()
+        passes = batches_per_epoch(statistics.n.long(), as_number(algorithm.batch) or None).max()
         stay = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
         return replace(
             algorithm,
             final_eta="stay" if algorithm.final_eta == "auto" else eta,
             final_steps=FINAL_STAGE_UPDATES * stay,
         )
-    pull = eta * (max(mu, 0.0) + lam)
+    pull = as_number(eta) * (max(mu, 0.0) + lam)
     need = ceil(log(1 / FINAL_RELATIVE_ERROR) / pull) if pull > 0 else inf
     if need > MAX_FINAL_STEPS and algorithm.inner != "exact":
         warnings.warn(
@@ -229,8 +232,8 @@ def resolve_final_stage(algorithm: Any, task: Task, statistics: ClientStatistics
     return replace(algorithm, final_eta=eta, final_steps=min(need, MAX_FINAL_STEPS))
 
 
-def smallest_lam(lam: Any) -> float:
+def smallest_lam(lam: PenaltyOrRule) -> float:
     """The smallest pull of any client on any coefficient."""
-    return (
-        min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,)) if isinstance(lam, PerClientPenalty) else lam
-    )
+    if not isinstance(lam, PerClientPenalty):
+        return uniform_lam(lam)
+    return min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,15 @@ from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
 from mooring.core.optimizers import OPTIMIZERS
-from mooring.core.penalty import PerClientPenalty, parse_lam
+from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, parse_lam, uniform_lam
 from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
 from mooring.core.task import HasProx, HasSolve, Task, has_known_dispersion
-from mooring.core.types import JsonObject
-from mooring.estimates.client_statistics import RIDGE_GRID
+from mooring.core.types import JsonObject, as_number
+from mooring.estimates.client_statistics import RIDGE_GRID, ClientStatistics
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 DEFAULT_BATCH_ROWS = 32  # minibatch of tasks whose full passes are expensive
 NONSMOOTH_SCORE_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
@@ -30,8 +33,31 @@ NETWORK_LAM_PER_CURVATURE = 0.1  # lam = "auto" where the between-client varianc
 GEOMETRIC_SCHEDULES = ("steps", "rounds", "epochs")  # schedules that take a share off the step size
 SCHEDULES = ("inverse", *GEOMETRIC_SCHEDULES, "horizon", "cosine", "cosine_rounds")
 
+A = TypeVar("A", bound="DataclassInstance")
 
-def check_ranges(algorithm: Any, **rules: Any) -> None:
+
+class HasLam(Protocol):
+    """An algorithm with a pull towards the global model."""
+
+    @property
+    def lam(self) -> PenaltyOrRule: ...
+
+
+class HasInnerSolver(Protocol):
+    """An algorithm with a choice of solvers for its clients' subproblems."""
+
+    @property
+    def inner(self) -> str: ...
+
+
+class HasServerDecay(Protocol):
+    """An algorithm whose server takes ever smaller steps."""
+
+    @property
+    def server_decay(self) -> float: ...
+
+
+def check_ranges(algorithm: object, **rules: tuple[float | str | None, ...]) -> None:
     """Hold fields to rules such as `steps=(1, None)` (a range, None open) or `inner=("auto", "sgd")` (choices).
 
     A field that is "auto" passes when its choices or the keyword `auto` allow it.
@@ -45,6 +71,7 @@ def check_ranges(algorithm: Any, **rules: Any) -> None:
                 raise RequestError(f"{owner}: {field} must be one of {known}, got {value!r}.")
             continue
         low, high, *words = rule
+        assert not isinstance(low, str) and not isinstance(high, str)  # numbers come first
         if isinstance(value, str) and value in words:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -55,28 +82,28 @@ def check_ranges(algorithm: Any, **rules: Any) -> None:
             raise RequestError(f"{owner}: {field} must be {bounds}, got {value}.")
 
 
-def parse_lam_field(algorithm: Any, rules: tuple[str, ...]) -> None:
+def parse_lam_field(algorithm: HasLam, rules: tuple[str, ...]) -> None:
     """Parse the field `lam` of a frozen dataclass in place."""
     object.__setattr__(algorithm, "lam", parse_lam(type(algorithm).__name__, algorithm.lam, rules))
 
 
-def resolve_auto(algorithm: Any, task: Task, statistics: Any) -> Any:
+def resolve_auto(algorithm: A, task: Task, statistics: ClientStatistics) -> A:
     """The algorithm with "auto" in batch, lam and eta turned into numbers (in this order: later ones use earlier)."""
     changes: JsonObject = {}
-    have = {f.name for f in dataclasses.fields(algorithm)}
-    if "batch" in have and algorithm.batch == "auto":
+    fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    if fields.get("batch") == "auto":
         changes["batch"] = auto_batch(task)
-    if "lam" in have and algorithm.lam == "auto":
+    if fields.get("lam") == "auto":
         changes["lam"] = auto_lam(task, statistics)
-    if "eta" in have and algorithm.eta == "auto":
-        batch = changes.get("batch", getattr(algorithm, "batch", 0))
-        changes["eta"] = auto_eta(task, statistics, batch, changes.get("lam", getattr(algorithm, "lam", 0.0)))
+    if fields.get("eta") == "auto":
+        resolved = fields | changes
+        changes["eta"] = auto_eta(task, statistics, resolved.get("batch", 0), resolved.get("lam", 0.0))
     ready = dataclasses.replace(algorithm, **changes)
     check_lam_lengths(ready, task, len(statistics.n))
     return ready
 
 
-def check_lam_lengths(algorithm: Any, task: Task, clients: int) -> None:
+def check_lam_lengths(algorithm: object, task: Task, clients: int) -> None:
     """A lam with one number per client or per coefficient must have as many as there are."""
     lam, owner = getattr(algorithm, "lam", None), type(algorithm).__name__
     if isinstance(lam, PerClientPenalty):
@@ -88,7 +115,7 @@ def check_lam_lengths(algorithm: Any, task: Task, clients: int) -> None:
                 raise RequestError(f"{owner}: lam has {len(values)} numbers, one per {what}, but there are {right}.")
 
 
-def choose_inner_solver(algorithm: Any, task: Task, otherwise: str = "sgd") -> str:
+def choose_inner_solver(algorithm: HasInnerSolver, task: Task, otherwise: str = "sgd") -> str:
     """The field `inner`, "auto" being "exact" where the task has a prox that is not too expensive to take every round;
     refuses "exact" where it has none."""
     if algorithm.inner == "exact" and not isinstance(task, HasProx):
@@ -104,17 +131,18 @@ def auto_batch(task: Task) -> int:
     return 0 if isinstance(task, HasSolve) and task.dim <= MAX_DENSE_PARAMETERS else DEFAULT_BATCH_ROWS
 
 
-def auto_eta(task: Task, statistics: Any, batch: int, lam: Any = 0.0) -> float:
+def auto_eta(task: Task, statistics: ClientStatistics, batch: int | Literal["auto"], lam: PenaltyOrRule = 0.0) -> float:
     """1 / (largest curvature that a step can meet): the steepest client, small batches, and the pull."""
     pull = 0.0 if isinstance(lam, str) else largest_lam(lam)
     if not task.smooth_loss:
         # No curvature to go by: a step along one record's sub-gradient moves its score by KINKED_STEP at most.
         return NONSMOOTH_SCORE_STEP / (float(statistics.noise.max()) ** 2 + pull)
-    curvature = statistics.smooth + (statistics.trace / batch if batch else 0.0)
+    rows = as_number(batch)
+    curvature = statistics.smooth + (statistics.trace / rows if rows else 0.0)
     return 1.0 / (float(curvature.max()) + pull)
 
 
-def batch_smoothness(statistics: Any, batch: int, replacement: bool = False) -> float:
+def batch_smoothness(statistics: ClientStatistics, batch: int, replacement: bool = False) -> float:
     """A bound on the curvature of any client's loss on any `batch` of its rows (0: all of them).
 
     A mean over rows is at most its steepest row; and b of n rows, none of them twice, hold at most n/b times what all n
@@ -127,7 +155,7 @@ def batch_smoothness(statistics: Any, batch: int, replacement: bool = False) -> 
     return float(torch.minimum(statistics.largest, (statistics.n / batch).clamp(min=1) * statistics.smooth).max())
 
 
-def auto_ridge(statistics: Any) -> float:
+def auto_ridge(statistics: ClientStatistics) -> float:
     """The ridge of RIDGE_GRID with which the clients' own fits do best on all validation rows; 0 without any.
 
     A client does not decide for the others: where its vote costs them more than MAX_LOSS_SHARE_OF_OTHERS of their loss,
@@ -150,7 +178,7 @@ def auto_ridge(statistics: Any) -> float:
         heard = others
 
 
-def auto_lam(task: Task, statistics: Any) -> float:
+def auto_lam(task: Task, statistics: ClientStatistics) -> float:
     """The single lam of least expected risk under the estimated between-client variance (`auto` of `mooring theory`).
 
     At most MAX_AUTO_LAM_PER_CURVATURE (`estimates/lambda_rules.py`) times the curvature, also where the variance is 0.
@@ -166,19 +194,19 @@ def auto_lam(task: Task, statistics: Any) -> float:
     return curvature_lam(statistics)
 
 
-def curvature_lam(statistics: Any) -> float:
+def curvature_lam(statistics: ClientStatistics) -> float:
     """NETWORK_LAM_PER_CURVATURE times the clients' mean curvature, or times 1 where it is unknown."""
     known = statistics.smooth[torch.isfinite(statistics.smooth)]
     return NETWORK_LAM_PER_CURVATURE * (float(known.mean()) if len(known) else 1.0)
 
 
-def largest_lam(lam: Any) -> float:
+def largest_lam(lam: PenaltyOrRule) -> float:
     if not isinstance(lam, PerClientPenalty):
-        return float(lam)
+        return uniform_lam(lam)
     return max(lam.per_client or (1.0,)) * max(lam.per_coefficient or (1.0,))
 
 
-def check_local_work(algorithm: Any, *rules: str) -> None:
+def check_local_work(algorithm: LocalWork, *rules: str) -> None:
     """Hold the fields of `LocalWork` to their ranges; eta may also be one of `rules`."""
     check_ranges(algorithm, eta=(0, None, "auto", *rules), decay=(0, None), eta_schedule=SCHEDULES, draws=DRAWS)
     check_ranges(algorithm, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), warmup=(0, None))
@@ -196,7 +224,7 @@ def check_local_work(algorithm: Any, *rules: str) -> None:
         raise RequestError(f"{owner}: nesterov needs momentum > 0.")
 
 
-def require_plain_sgd(algorithm: Any, reason: str) -> None:
+def require_plain_sgd(algorithm: LocalWork, reason: str) -> None:
     """Refuse optimizers for an algorithm whose steps are its own."""
     if not algorithm.rule.is_plain:
         raise RequestError(
@@ -222,7 +250,7 @@ def schedule(
     times (k + 1) / (steps of `warmup` rounds) while that is below 1. `memory` counts the rounds that a client took
     part in, where "epochs" needs them.
     """
-    batch = algorithm.batch or None
+    batch = as_number(algorithm.batch) or None
     work = (None, algorithm.epochs) if algorithm.epochs else (algorithm.steps, None)
     count = count_local_steps(data.train.size, batch, *work)
     size = _step_size(algorithm, data, round, memory, count)
@@ -238,7 +266,8 @@ def schedule(
 
 def _step_size(algorithm: LocalWork, data: CohortData, round: Round, memory: Tensor | None, count: Tensor) -> StepSize:
     """The step size of a round before its warm-up: see `schedule`."""
-    kind, eta, decay, every = algorithm.eta_schedule, algorithm.eta, algorithm.decay, algorithm.decay_every
+    kind, eta = algorithm.eta_schedule, as_number(algorithm.eta)
+    decay, every = algorithm.decay, algorithm.decay_every
     before = (round.t - 1) * count
     if kind == "horizon":
         return eta / (round.rounds * count.double()).sqrt()
@@ -256,7 +285,8 @@ def _step_size(algorithm: LocalWork, data: CohortData, round: Round, memory: Ten
     if kind == "rounds":
         return eta * (1 - decay) ** ((round.t - 1) // every)
     own = before if memory is None or not memory.shape[1] else memory[:, 0].long() * count
-    return geometric_decay(eta, decay, own, every * batches_per_epoch(data.train.size, algorithm.batch or None))
+    passes = batches_per_epoch(data.train.size, as_number(algorithm.batch) or None)
+    return geometric_decay(eta, decay, own, every * passes)
 
 
 def init_memory(algorithm: LocalWork, task: Task, w0: Tensor, models: int = 1) -> Tensor:
@@ -307,7 +337,7 @@ def train_locally(
     return v, memory
 
 
-def server_step_factor(algorithm: Any, round: Round) -> float:
+def server_step_factor(algorithm: HasServerDecay, round: Round) -> float:
     """What is left of the server's step in round t = 1, 2, ...: 1 / (1 + server_decay (t - 1))."""
     return 1 / (1 + algorithm.server_decay * (round.t - 1))
 

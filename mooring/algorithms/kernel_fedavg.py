@@ -23,17 +23,18 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import check_ranges
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.task import Task, require
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.linear import Linear
 from mooring.theory import kernel_operator as op
@@ -59,17 +60,16 @@ class Message(NamedTuple):
     sums: Tensor | None  # [C, 3] (n_i, n_i sigma_i^2, y_i'y_i)/p_i: their weighted means are sums over clients
 
 
-@dataclass(frozen=True)
-class KernelFedAvg(Algorithm[Server, Client, Message]):
-    eta: Auto = "auto"
-    steps: int = 10
+@dataclass(frozen=True, kw_only=True)
+class KernelPath(Algorithm[Server, Client, Message]):
+    """What kernel FedAvg and kernel FedProx share: they differ in what a client does in a round."""
+
     rounds_exact: Auto = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
     per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
     sigma: Auto = "residuals"  # standard deviation of the noise in y, for the stop
     norm: Auto = "path"  # |w_0 - truth|, for the stop
 
-    paper: ClassVar[str] = "kernel, Propositions 1 and 3, Eq. 23"
     group: ClassVar[str] = "global"
     reveals: ClassVar[str] = (
         "each client's X'X/n and X'y/n (d x d and d numbers, sent once); only their weighted means are used, so secure "
@@ -80,24 +80,34 @@ class KernelFedAvg(Algorithm[Server, Client, Message]):
     server_only: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
-        check_ranges(self, eta=(0, None, "auto"), steps=(1, None))
-        check_path(self)
-        if self.eta != "auto":
-            self.update  # noqa: B018  # refuses eta = 0
+        check_ranges(self, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.BATCH_LOSS_SCALES)
+        rounds, owner = self.rounds_exact, type(self).__name__
+        if not isinstance(rounds, str) and not float(rounds).is_integer():
+            raise RequestError(f"{owner}: rounds_exact must be a whole number, 'stop' or 'limit', got {rounds}.")
+        check_ranges(self, sigma=(0, None, "residuals"), norm=(0, None, "path"))
+        if rounds == "stop" and self.batch and self.per == "batch":
+            raise RequestError(f"{owner}: Eq. 23 knows no steps of size 1/batch; with per = 'batch' set rounds_exact.")
 
     @property
     def one_shot(self) -> bool:
         return True
 
     @property
-    def update(self) -> op.LocalUpdate:
-        return op.fedavg(float(self.eta), self.steps)
+    def required_statistics(self) -> tuple[str, ...]:
+        return ()
 
-    def resolve(self, task: Task, statistics: ClientStatistics) -> KernelFedAvg:
-        return replace(self, eta=AUTO_STEP_SHARE / float(statistics.smooth.max())) if self.eta == "auto" else self
+    @property
+    def update(self) -> op.LocalUpdate:
+        """What a client does in a round."""
+        raise NotImplementedError
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return init_states(self, task, w0)
+        if not isinstance(task, Linear):
+            raise RequestError(
+                f"{self.name} needs squared loss and a task that is linear in its parameters, 'linear' or 'kernel'; "
+                f"task '{task.name}' is not."
+            )
+        return Server(w0, torch.tensor(0.0, dtype=torch.float64)), Client()
 
     def client_update(
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
@@ -111,29 +121,28 @@ class KernelFedAvg(Algorithm[Server, Client, Message]):
         return server.w
 
 
-def check_path(algorithm: Any) -> None:
-    """The fields that kernel FedAvg and kernel FedProx share."""
-    check_ranges(algorithm, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.BATCH_LOSS_SCALES)
-    rounds = algorithm.rounds_exact
-    if not isinstance(rounds, str) and not float(rounds).is_integer():
-        owner = type(algorithm).__name__
-        raise RequestError(f"{owner}: rounds_exact must be a whole number, 'stop' or 'limit', got {rounds}.")
-    check_ranges(algorithm, sigma=(0, None, "residuals"), norm=(0, None, "path"))
-    if algorithm.rounds_exact == "stop" and algorithm.batch and algorithm.per == "batch":
-        owner = type(algorithm).__name__
-        raise RequestError(f"{owner}: Eq. 23 knows no steps of size 1/batch; with per = 'batch' set rounds_exact.")
+@dataclass(frozen=True)
+class KernelFedAvg(KernelPath):
+    eta: Auto = "auto"
+    steps: int = 10
+
+    paper: ClassVar[str] = "kernel, Propositions 1 and 3, Eq. 23"
+
+    def __post_init__(self) -> None:
+        check_ranges(self, eta=(0, None, "auto"), steps=(1, None))
+        super().__post_init__()
+        if self.eta != "auto":
+            self.update  # noqa: B018  # refuses eta = 0
+
+    @property
+    def update(self) -> op.LocalUpdate:
+        return op.fedavg(float(self.eta), self.steps)
+
+    def resolve(self, task: Task, statistics: ClientStatistics) -> KernelFedAvg:
+        return replace(self, eta=AUTO_STEP_SHARE / float(statistics.smooth.max())) if self.eta == "auto" else self
 
 
-def init_states(algorithm: Any, task: Task, w0: Tensor) -> tuple[Server, Client]:
-    if not isinstance(task, Linear):
-        raise RequestError(
-            f"{algorithm.name} needs squared loss and a task that is linear in its parameters, 'linear' or 'kernel'; "
-            f"task '{task.name}' is not."
-        )
-    return Server(w0, torch.tensor(0.0, dtype=torch.float64)), Client()
-
-
-def send_matrices(algorithm: Any, task: Task, data: CohortData) -> Message:
+def send_matrices(algorithm: KernelPath, task: Task, data: CohortData) -> Message:
     """What a cohort's clients do in any round, and what the stop asks of them."""
     update, rows = algorithm.update, data.train.full(task)
     push = -task.grad(torch.zeros(len(data), task.dim, dtype=task.dtype), rows).double()
@@ -157,7 +166,7 @@ def send_matrices(algorithm: Any, task: Task, data: CohortData) -> Message:
     return Message(matrix, push, _spectral(vectors, values), sums)
 
 
-def advance_server(algorithm: Any, server: Server, mean: Message) -> Server:
+def advance_server(algorithm: KernelPath, server: Server, mean: Message) -> Server:
     """The global model after all its rounds, from the weighted means of the clients' messages."""
     update, matrix, push = algorithm.update, mean.matrix.numpy(), mean.push.numpy()
     flow, start = exact.make_theta_flow(matrix, push, update), server.w.double().numpy()
@@ -182,7 +191,7 @@ UNIT_RESPONSE = np.ones(1)  # the only response of an averaged flow
 
 
 def choose_stopping_round(
-    algorithm: Any,
+    algorithm: KernelPath,
     flow: op.ThetaFlow,
     start: np.ndarray,
     spectrum: np.ndarray,
@@ -198,9 +207,9 @@ def choose_stopping_round(
     def moved(rounds: int) -> float:
         return float(((op.theta_at(flow, UNIT_RESPONSE, rounds, start) - start) ** 2).sum())
 
-    sigma = (noise / rows) ** 0.5 if algorithm.sigma == "residuals" else algorithm.sigma
+    sigma = (noise / rows) ** 0.5 if algorithm.sigma == "residuals" else as_number(algorithm.sigma)
     norm = algorithm.norm
-    if norm == "path":
+    if isinstance(norm, str):
         first = (square / rows / max(spectrum.sum(), exact.SMALLEST_NORM)) ** 0.5
         norm = exact.norm_from_path(moved, flow.eigenvalues, spectrum, round(rows), flow.update, sigma, first)
     rounds = stopping_time(spectrum, round(rows), flow.update, sigma, norm) if norm > 0 else 0
@@ -212,7 +221,7 @@ def choose_stopping_round(
     return rounds
 
 
-def minibatch_update(algorithm: Any, task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def minibatch_update(algorithm: KernelPath, task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(matrix, push) of one client; batches are consecutive rows, the same in every round."""
     design, target = client_design(task, x, y)
     update, batch = algorithm.update, algorithm.batch

@@ -24,75 +24,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
-from mooring.algorithms.base import Algorithm, Auto
 from mooring.algorithms.hyperparameters import check_ranges
-from mooring.algorithms.kernel_fedavg import (
-    AUTO_STEP_SHARE,
-    Client,
-    KernelFedAvg,
-    Message,
-    Server,
-    advance_server,
-    check_path,
-    init_states,
-    send_matrices,
-)
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.kernel_fedavg import AUTO_STEP_SHARE, KernelPath
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory import kernel_operator as op
 
 
 @dataclass(frozen=True)
-class KernelFedProx(Algorithm[Server, Client, Message]):
+class KernelFedProx(KernelPath):
     lam: Auto = "auto"  # twice the largest curvature: no client runs far from the global model in a round
-    rounds_exact: Auto = "stop"  # or "limit"
-    batch: int = 0  # 0: all rows
-    per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
-    sigma: Auto = "residuals"  # standard deviation of the noise in y, for the stop
-    norm: Auto = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "kernel, Eq. 6, Propositions 1 and 3, Eq. 23"
-    group: ClassVar[str] = "global"
-    reveals: ClassVar[str] = KernelFedAvg.reveals
-    full_participation: ClassVar[bool] = True
-    additive: ClassVar[bool] = False  # type: ignore[misc,assignment]  # matrices
-    server_only: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
         check_ranges(self, lam=(0, None, "auto"))
         if self.lam == 0:
             raise RequestError("KernelFedProx: lam must be > 0, got 0; without a pull use Local.")
-        check_path(self)
-
-    @property
-    def one_shot(self) -> bool:
-        return True
+        super().__post_init__()
 
     @property
     def update(self) -> op.LocalUpdate:
-        return op.fedprox(1 / float(self.lam))
-
-    @property
-    def required_statistics(self) -> tuple[str, ...]:
-        return ()
+        return op.fedprox(1 / as_number(self.lam))
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> KernelFedProx:
         return replace(self, lam=float(statistics.smooth.max()) / AUTO_STEP_SHARE) if self.lam == "auto" else self
-
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return init_states(self, task, w0)
-
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        return client, send_matrices(self, task, data)
-
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return advance_server(self, server, mean)
-
-    def personal_model(self, server: Server, client: Client) -> Tensor:
-        return server.w

@@ -18,11 +18,11 @@ Departs  p_i weigh clients, and eta is not divided by them; q = "auto" is lam/(l
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import auto_eta, check_ranges, parse_lam_field, resolve_auto
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
@@ -30,6 +30,7 @@ from mooring.core.penalty import PerClientPenalty
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import sgd
 from mooring.core.task import Task
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 MIN_COIN_PROBABILITY = (
@@ -51,7 +52,7 @@ class L2GD(Algorithm[Server, Client, Tensor]):
     lam: Auto = "auto"
     q: Auto = "auto"
     eta: Auto = "auto"
-    batch: Auto = "auto"  # 0: all rows
+    batch: int | Literal["auto"] = "auto"  # 0: all rows
 
     paper: ClassVar[str] = "l2gd, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"
@@ -68,13 +69,13 @@ class L2GD(Algorithm[Server, Client, Tensor]):
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> L2GD:
         ready = resolve_auto(self, task, statistics)
-        pull, smooth = ready.lam, 1 / auto_eta(task, statistics, ready.batch)
+        pull, smooth = as_number(ready.lam), 1 / auto_eta(task, statistics, ready.batch)
         q = (
             min(max(pull / (pull + smooth), MIN_COIN_PROBABILITY), 1 - MIN_COIN_PROBABILITY)
             if self.q == "auto"
-            else self.q
+            else as_number(self.q)
         )
-        eta = 1 / (2 * max(smooth / (1 - q), pull / q)) if self.eta == "auto" else self.eta
+        eta = 1 / (2 * max(smooth / (1 - q), pull / q)) if self.eta == "auto" else as_number(self.eta)
         return replace(ready, q=q, eta=eta)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
@@ -84,9 +85,10 @@ class L2GD(Algorithm[Server, Client, Tensor]):
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         heads, tails = self.run_lengths(round)
-        gap = (1 - self.eta * self.lam / self.q) ** heads
+        eta, q = as_number(self.eta), as_number(self.q)
+        gap = (1 - eta * as_number(self.lam) / q) ** heads
         v = server.w + gap * (client.v - server.w)
-        v = sgd(task, v, data, round, self.eta / (1 - self.q), batch=self.batch or None, steps=tails)
+        v = sgd(task, v, data, round, eta / (1 - q), batch=as_number(self.batch) or None, steps=tails)
         return Client(v), v - client.v
 
     def run_lengths(self, round: Round) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_ridge,
     check_local_work,
@@ -34,6 +34,7 @@ from mooring.algorithms.hyperparameters import (
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.task import HasProx, Task, require
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -80,7 +81,7 @@ class Local(LocalWork, Algorithm[Server, Client, None]):
     ) -> tuple[Client, None]:
         pull, memory = (self.ridge, torch.zeros_like(client.v)), client.memory
         if self.inner == "exact":
-            v = require(task, HasProx).prox(pull[1], self.ridge, data.train.full(task))
+            v = require(task, HasProx).prox(pull[1], as_number(self.ridge), data.train.full(task))
         else:
             v, memory = train_locally(self, task, client.v, data, round, memory, pull=pull)
         return Client(v, count_round(memory)), None

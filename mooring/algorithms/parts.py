@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, part_mask
 
 Ranges = tuple[tuple[int, int], ...]
 PersonalPart = Any  # of a field: names, or Ranges once it is resolved
 
 
-def parse_personal(algorithm: Any) -> None:
+def parse_personal(algorithm: LocalWork) -> None:
     """Bring the field `personal` of a frozen dataclass into one form: a name, or ranges as tuples."""
-    value = algorithm.personal
+    value: PersonalPart = algorithm.personal
     if isinstance(value, str):
         return
     ranges = tuple((int(start), int(end)) for start, end in value)

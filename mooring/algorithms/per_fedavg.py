@@ -18,12 +18,12 @@ Departs  h follows the number format (eps^(1/4)) and the size of w's coefficient
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_eta,
     check_local_work,
@@ -40,12 +40,12 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
-from mooring.core.cohort import CohortData, Round, StateTree, broadcast_per_client
+from mooring.core.cohort import CohortData, Condensed, Round, StateTree, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import set_buffers, sgd
 from mooring.core.task import Task
-from mooring.core.types import JsonObject
+from mooring.core.types import Auto, JsonObject, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -95,9 +95,9 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         for inner, outer, *third in zip(*slots):
             rate = broadcast_per_client(eta(inner.k) if callable(eta) else eta, w)
             g, buffers = task.train_grad(w, inner.batch)
-            g, buffers = task.train_grad(set_buffers(task, w - self.inner_eta * g, buffers), outer.batch)
+            g, buffers = task.train_grad(set_buffers(task, w - as_number(self.inner_eta) * g, buffers), outer.batch)
             if third:
-                g = g - self.inner_eta * hessian_product(task, w, third[0].batch, g)
+                g = g - as_number(self.inner_eta) * hessian_product(task, w, third[0].batch, g)
             self.rule.step(w[:, :p], g[:, :p], rate, state, inner.active)
             set_buffers(task, w, buffers)
         return Client(count_round(client.memory)), w - server.w
@@ -108,7 +108,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
     def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         ahead = round._replace(t=round.t + 1)
         work: JsonObject = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
-        return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))
+        return Tuned(sgd(task, server.w, data, ahead, as_number(self.inner_eta), **work))
 
     def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v
@@ -119,7 +119,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         return 3 if self.variant == "hessian-free" else 2
 
 
-def hessian_product(task: Task, w: Tensor, batch: Any, g: Tensor) -> Tensor:
+def hessian_product(task: Task, w: Tensor, batch: Condensed, g: Tensor) -> Tensor:
     """[C, d]: the Hessian of L_i at w times g, by a central difference along g."""
     length = g.norm(dim=1, keepdim=True)
     unit = g / length.clamp(min=torch.finfo(g.dtype).tiny)

@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_eta,
     check_local_work,
@@ -49,9 +49,10 @@ from mooring.algorithms.server_optimizers import (
 from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
-from mooring.core.penalty import penalty_rows
+from mooring.core.penalty import PenaltyOrRule, penalty_rows
 from mooring.core.solvers import descend_to_tolerance
 from mooring.core.task import HasProx, Task, require
+from mooring.core.types import Auto
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -62,7 +63,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
-    lam: Auto = "auto"
+    lam: PenaltyOrRule = "auto"
     inner: str = "descent"  # or "exact", where the task has a prox
     inner_eta: Auto = "auto"
     inner_steps: int = 5

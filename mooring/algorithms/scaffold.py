@@ -18,7 +18,7 @@ Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from mooring.algorithms.server_optimizers import (
 )
 from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
-from mooring.core.solvers import sgd
+from mooring.core.solvers import StepSize, sgd
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
@@ -105,7 +105,7 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
         return server.w
 
 
-def sum_step_sizes(eta: Any, count: Tensor) -> Tensor:
+def sum_step_sizes(eta: StepSize, count: Tensor) -> Tensor:
     """[C]: the sum of each client's step sizes."""
     if not callable(eta):
         return eta * count.double()

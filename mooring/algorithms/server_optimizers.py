@@ -17,7 +17,7 @@ with m = 0 and s = server_tau^2 at first. There is no correction for the start o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def init_moments(algorithm: ServerOptimizer, w0: Tensor) -> Tensor:
 
 
 def apply_change(
-    algorithm: ServerOptimizer, w: Tensor, moments: Tensor, change: Tensor, step: Any = 1.0, decay: float = 1.0
+    algorithm: ServerOptimizer, w: Tensor, moments: Tensor, change: Tensor, step: float = 1.0, decay: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """w and the moments after the mean change of a round; `step` times `decay` is the step of "sgd" and "momentum",
     server_eta times `decay` that of the others."""

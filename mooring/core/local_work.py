@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from mooring.core.optimizers import Optimizer
+from mooring.core.types import Auto
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWork:
     """Hyperparameters of every algorithm that trains locally; `hyperparameters.schedule` has the step sizes."""
 
-    eta: Any = "auto"  # the step size (learning rate): a number or "auto"
+    eta: Auto = "auto"  # the step size (learning rate): a number or "auto"
     decay: float = 0.0
     eta_schedule: str = "inverse"  # what decay does, or "cosine", "cosine_rounds", "horizon"
     decay_every: int = 1  # steps, rounds or epochs between two decays of a geometric schedule
     warmup: int = 0  # rounds in which the step size grows linearly to its value
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Any = "auto"  # rows of a minibatch; 0: all rows
+    batch: int | Literal["auto"] = "auto"  # rows of a minibatch; 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
     optimizer: str = "sgd"  # or "adam", "adamw"
     momentum: float = 0.0  # of sgd

@@ -7,12 +7,12 @@ noise over its rows, times a coefficient's inverse spread).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class PerRow:
 
 
 Penalty = float | PerClientPenalty | PerRow
+PenaltyOrRule = Penalty | str  # a stiffness, or the name of a rule that `Algorithm.resolve` turns into one
 
 
-def penalty_rows(lam: Penalty, index: Tensor, like: Tensor) -> Tensor:
+def penalty_rows(lam: PenaltyOrRule, index: Tensor, like: Tensor) -> Tensor:
     """lam for the clients at `index`, as [C, 1] or [C, d], ready to multiply [C, d]."""
     if isinstance(lam, PerRow):
         return lam.values.to(like.dtype)[:, None]
@@ -47,12 +48,21 @@ def penalty_rows(lam: Penalty, index: Tensor, like: Tensor) -> Tensor:
     return rows
 
 
-def is_uniform(lam: Penalty) -> bool:
+def uniform_lam(lam: PenaltyOrRule) -> float:
+    """lam where it is one number for all clients and coefficients; anything else is refused."""
+    if not isinstance(lam, int | float):
+        raise TypeError(f"lam must be one number here, got {lam!r}.")
+    return lam
+
+
+def is_uniform(lam: PenaltyOrRule) -> bool:
     """Whether all clients and coefficients share one number, so that plain averaging is right."""
     return not isinstance(lam, PerClientPenalty)
 
 
-def parse_lam(owner: str, lam: Any, rules: tuple[str, ...] = ()) -> Penalty | str:
+def parse_lam(
+    owner: str, lam: PenaltyOrRule | list[float] | tuple[float, ...] | JsonObject, rules: tuple[str, ...] = ()
+) -> PenaltyOrRule:
     """A stiffness from a run file or the command line: a number, a rule's name, a list (per client) or a table."""
     if isinstance(lam, str):
         if lam in rules:
@@ -72,4 +82,4 @@ def parse_lam(owner: str, lam: Any, rules: tuple[str, ...] = ()) -> Penalty | st
     for value in values:
         if not isinstance(value, int | float) or not value >= 0:
             raise RequestError(f"{owner}: lam must be >= 0, got {value}.")
-    return lam if isinstance(lam, PerClientPenalty) else float(lam)
+    return float(lam) if isinstance(lam, int | float) else lam
