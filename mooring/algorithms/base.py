@@ -123,7 +123,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
 PACKAGE = "mooring.algorithms"
-SHARED_MODULES = ("base", "hyperparameters", "parts", "server_optimizers")
+SHARED_MODULES = ("base", "hyperparameters", "kernel_path", "parts", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
 NOT_OFFERED = {  # algorithms that users look for, by their letters: why they are not there, and what to use
     "knnper": "its predictor is a model and a memory of the client's rows, where a model here is one vector that is "

@@ -121,7 +121,7 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         if self.inner == "exact":
             v = require(task, HasProx).prox(w, lam, rows)
         else:
-            v = descend_to_tolerance(task, w, rows, lam, w, now.eta, tol=now.tol, most=self.steps)
+            v = descend_to_tolerance(task, w, rows, lam, w, as_number(now.eta), tol=now.tol, most=self.steps)
         return client, v - w
 
     def at(self, round: Round) -> FedMSPP:

@@ -118,7 +118,8 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         if self.inner == "exact":
             v = require(task, HasProx).prox(w, lam, data.train.full(task))
         elif self.inner == "descent":
-            v = descend_to_tolerance(task, w, data.train.full(task), lam, w, now.eta, tol=now.tol, most=self.steps)
+            rows, eta = data.train.full(task), as_number(now.eta)
+            v = descend_to_tolerance(task, w, rows, lam, w, eta, tol=now.tol, most=self.steps)
         else:
             v, memory = train_locally(now, task, w, data, round, memory, pull=(lam, w))
             if self.growth == "smooth":

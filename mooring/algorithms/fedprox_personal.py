@@ -49,7 +49,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, penalty_rows, uniform_lam
 from mooring.core.solvers import descend_to_tolerance
 from mooring.core.task import HasProx, HasSolve, Task, require
-from mooring.core.types import Auto
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.estimates.lambda_rules import LAMBDA_RULES
@@ -138,7 +138,9 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
         if self.inner == "exact":
             return require(task, HasProx).prox(w, lam, rows, v), memory
         if self.inner == "descent":
-            return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps), memory
+            return descend_to_tolerance(
+                task, v, rows, lam, w, as_number(self.eta), tol=self.tol, most=self.steps
+            ), memory
         return train_locally(self, task, v, data, round, memory, pull=(lam, w))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mooring.algorithms.hyperparameters import check_ranges
-from mooring.algorithms.kernel_fedavg import AUTO_STEP_SHARE, KernelPath
+from mooring.algorithms.kernel_fedavg import AUTO_STEP_SHARE
+from mooring.algorithms.kernel_path import KernelPath
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.core.types import Auto, as_number

@@ -52,7 +52,7 @@ from mooring.core.minibatches import minibatches
 from mooring.core.penalty import PenaltyOrRule, penalty_rows
 from mooring.core.solvers import descend_to_tolerance
 from mooring.core.task import HasProx, Task, require
-from mooring.core.types import Auto
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -113,7 +113,7 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
                 new_v = require(task, HasProx).prox(w, lam, step.batch, v)
             else:
                 new_v = descend_to_tolerance(
-                    task, v, step.batch, lam, w, self.inner_eta, tol=self.tol, most=self.inner_steps
+                    task, v, step.batch, lam, w, as_number(self.inner_eta), tol=self.tol, most=self.inner_steps
                 )
             new_w = w - rate * lam * (w - new_v)
             if step.active is not None:

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows, is_ordered, padded_batches, stack_states
+from mooring.core.cohort import Batch, Condensed, Rows, StateTree, is_ordered, padded_batches, stack_states
+
+if TYPE_CHECKING:
+    from mooring.core.task import Task
 
 CLIENT_FUNCTIONS: dict[str, ClientFunction] = {}
 S = TypeVar("S")
@@ -28,7 +31,7 @@ class ClientRows(Protocol):
     """The rows of some clients, wherever they are."""
 
     @property
-    def cache(self) -> dict[Any, Any]: ...
+    def cache(self) -> dict[object, Any]: ...
 
     @property
     def size(self) -> Tensor: ...
@@ -43,7 +46,7 @@ class ClientRows(Protocol):
         """The same rows in a pool of their own, client after client."""
         ...
 
-    def map(self, function: ClientFunction, task: Any, *per_client: Tensor, **shared: Any) -> Any:
+    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
         """The results of a client function, stacked over the clients."""
         ...
 
@@ -60,7 +63,7 @@ class ClientRows(Protocol):
         """Pad the rows once for all client functions that are called inside."""
         ...
 
-    def full(self, task: Any) -> Any:
+    def full(self, task: Task) -> Condensed:
         """All rows in the form that makes the task's full passes cheap."""
         ...
 
@@ -68,11 +71,11 @@ class ClientRows(Protocol):
 class ClientFunction:
     """A function of a task, rows in memory and arguments, which can be called for the rows of any clients."""
 
-    def __init__(self, function: Callable[..., Any], on_rows: Callable[..., Any]):
+    def __init__(self, function: Callable[..., StateTree], on_rows: Callable[..., StateTree]):
         self.function, self.on_rows, self.__doc__ = function, on_rows, function.__doc__
         self.name = self.__name__ = function.__name__
 
-    def __call__(self, task: Any, rows: ClientRows, *per_client: Tensor, **shared: Any) -> Any:
+    def __call__(self, task: Task | None, rows: ClientRows, *per_client: Tensor, **shared: Any) -> StateTree:
         return rows.map(self, task, *per_client, **shared)
 
     @cached_property
@@ -82,10 +85,10 @@ class ClientFunction:
         return get_args(annotation) or (annotation,)
 
 
-def client_function(function: Callable[..., Any]) -> ClientFunction:
+def client_function(function: Callable[..., StateTree]) -> ClientFunction:
     """Make a client function of a function (task, padded rows, *per_client, **shared)."""
 
-    def on_rows(task: Any, rows: Rows, *per_client: Tensor, **shared: Any) -> Any:
+    def on_rows(task: Task | None, rows: Rows, *per_client: Tensor, **shared: Any) -> StateTree:
         blocks, parts = [], []
         for block, batch in rows.kept_batches or _iterate_batches(rows):
             blocks.append(block)
@@ -97,12 +100,12 @@ def client_function(function: Callable[..., Any]) -> ClientFunction:
     return _register(function, on_rows)
 
 
-def rows_function(function: Callable[..., Any]) -> ClientFunction:
+def rows_function(function: Callable[..., StateTree]) -> ClientFunction:
     """Make a client function of a function (task, rows, *per_client, **shared) that pads the rows itself."""
     return _register(function, function)
 
 
-def _register(function: Callable[..., Any], on_rows: Callable[..., Any]) -> ClientFunction:
+def _register(function: Callable[..., StateTree], on_rows: Callable[..., StateTree]) -> ClientFunction:
     if function.__name__ in CLIENT_FUNCTIONS:
         raise ValueError(f"there is a client function {function.__name__!r} already.")
     CLIENT_FUNCTIONS[function.__name__] = ClientFunction(function, on_rows)

@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, RLock
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from mooring.core.client_functions import ClientFunction
+    from mooring.core.task import Task
+
+S = TypeVar("S")
+T = TypeVar("T")
 MAX_PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
 SUMMARY_LOCK = RLock()  # summaries of a federation are computed once, whoever comes first
 CHUNK_CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
@@ -55,7 +61,7 @@ class Rows:
     size: Tensor  # [C]
     parent: Rows | None = None  # the whole federation's rows, where per-client summaries are kept
     position: Tensor | None = None  # [C], this cohort's places in the parent
-    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    cache: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -128,18 +134,18 @@ class Rows:
         summary = root.cache[task]
         return summary if self.position is None else type(summary)(*(part[self.position] for part in summary))
 
-    def each(self, work: Callable[[Rows, Tensor], Any], most: int | None = None) -> StateTree:
+    def each(self, work: Callable[[Rows, Tensor], StateTree], most: int | None = None) -> StateTree:
         """`work(rows, positions)` on every block of clients, put together in the order of the clients.
 
         Whatever `work` gives, a tensor [C, ...], a (named) tuple of such, or None, comes back for all clients at once.
         """
         return map_blocks(self.blocks(most), lambda block: work(self.select(block), block))
 
-    def map(self, function: Any, task: Any, *per_client: Tensor, **shared: Any) -> Any:
+    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
         """The results of a client function (`client_functions.py`), stacked over the clients."""
         return function.on_rows(task, self, *per_client, **shared)
 
-    def map_independent(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    def map_independent(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
         """`map`: in memory there is nothing to gain from independence."""
         return map(work, items)
 
@@ -216,17 +222,17 @@ class CohortData:
             None if self.seeds is None else self.seeds[position.numpy()],
         )
 
-    def each(self, work: Callable[[CohortData, Tensor], Any], most: int | None = None) -> StateTree:
+    def each(self, work: Callable[[CohortData, Tensor], StateTree], most: int | None = None) -> StateTree:
         """`work(data, positions)` on every block of clients, as `Rows.each` of the training rows."""
         return self.train.each(lambda _, block: work(self.select(block), block), most)
 
 
 def map_blocks(
     blocks: list[Tensor],
-    work: Callable[[Tensor], Any],
-    doing: Callable[..., Iterable[Any]] = map,
+    work: Callable[[Tensor], StateTree],
+    doing: Callable[..., Iterable[object]] = map,
     used: StateTree = None,
-) -> Any:
+) -> StateTree:
     """`work(positions)` on each of the blocks, which together hold each position once; results in that order.
 
     Straight into place: a large federation's matrix is not held twice. `doing(work, blocks)` may be side by side.
@@ -236,7 +242,7 @@ def map_blocks(
     if len(blocks) == 1:
         return stack_states([work(blocks[0])], torch.argsort(blocks[0]))
     total, making = sum(len(block) for block in blocks), Lock()
-    result: list[Any] = []
+    result: list[StateTree] = []
 
     def fill(block: Tensor) -> None:
         part = work(block)
@@ -249,7 +255,7 @@ def map_blocks(
     return result[0]
 
 
-def chunk_size(task: Any) -> int:
+def chunk_size(task: Task) -> int:
     """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
     itemsize = torch.empty(0, dtype=task.dtype).element_size()
     return max(1, CHUNK_CACHE_BYTES // (task.dim * itemsize))
@@ -284,7 +290,7 @@ def write_block(target: StateTree, position: Tensor, part: StateTree) -> None:
             write_block(place, position, column)
 
 
-def stack_states(parts: Sequence[Any], order: Tensor | None = None) -> StateTree:
+def stack_states(parts: Sequence[StateTree], order: Tensor | None = None) -> StateTree:
     """Tensors [C, ...], (named) tuples of them or None, of several cohorts, as one; its rows then in this order."""
     first = parts[0]
     if first is None:
@@ -328,7 +334,7 @@ def padded_batches(rows: Rows) -> list[tuple[Tensor, Batch]]:
     return [(block, rows.select(block).padded()) for block in rows.blocks()]
 
 
-def broadcast_per_client(values: Any, like: Tensor) -> Tensor:
+def broadcast_per_client(values: float | Tensor | np.ndarray, like: Tensor) -> Tensor:
     """A number, [C] or [C, d] as something that multiplies a [C, d] matrix."""
     tensor = torch.as_tensor(values, dtype=like.dtype)
     return tensor[:, None] if tensor.ndim == 1 else tensor

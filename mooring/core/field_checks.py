@@ -66,14 +66,14 @@ def check_fields(owner: str, given: NamedValues, known: NamedValues, listed_by: 
             raise RequestError(f"{owner}: {name} must be {' or '.join(words)}, got {value!r}.")
 
 
-def type_alternatives(hint: Any) -> list[Any]:
+def type_alternatives(hint: object) -> list[Any]:
     """The members of a union, or the one type that it is."""
     if get_origin(hint) in (Union, types.UnionType):
         return [kind for member in get_args(hint) for kind in type_alternatives(member)]
     return [hint]
 
 
-def matches_type(value: Any, kind: Any) -> bool:
+def matches_type(value: object, kind: Any) -> bool:
     """Whether a value may stand in a field of this type; types that no run file can hold are left to their owner."""
     if kind not in TYPE_NAMES:
         return value is None if kind is type(None) else True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,16 +17,25 @@ from torch.utils.data import default_collate
 
 from mooring.core.cohort import StateTree
 
+Inputs = Any  # a tensor, or a dictionary, tuple or list of tensors [N, ...]
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")  # of items that are dictionaries
+
+
+class SizedItems(Protocol):
+    """A map-style data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 class TensorItems:
     """Inputs in memory: a tensor, or a dictionary, tuple or list of tensors [N, ...]."""
 
-    def __init__(self, inputs: Any):
+    def __init__(self, inputs: Inputs):
         self.inputs = inputs
 
-    def take(self, numbers: Tensor) -> Any:
+    def take(self, numbers: Tensor) -> Inputs:
         """The inputs of these items [B], in the same structure."""
         return map_tensors(self.inputs, lambda part: part[numbers.cpu()])
 
@@ -34,11 +43,11 @@ class TensorItems:
 class DatasetItems:
     """Map-style data sets, one after another; item i of the k-th has the number starts[k] + i."""
 
-    def __init__(self, datasets: Sequence[Any], collate: Callable[[list[Any]], Any] | None = None):
+    def __init__(self, datasets: Sequence[SizedItems], collate: Callable[[list[object]], Inputs] | None = None):
         self.datasets, self.collate = list(datasets), collate or default_collate
         self.starts = np.cumsum([0, *(len(dataset) for dataset in datasets)])
 
-    def take(self, numbers: Tensor) -> Any:
+    def take(self, numbers: Tensor) -> Inputs:
         """The inputs of these items [B], read from their data sets and collated; numpy's and Python's random numbers
         follow torch's seed, as in the workers of a DataLoader."""
         states, seed = (np.random.get_state(), random.getstate()), torch.initial_seed()
@@ -55,7 +64,7 @@ class DatasetItems:
             random.setstate(states[1])
 
 
-def split_item(item: Any) -> tuple[Any, Any]:
+def split_item(item: Inputs) -> tuple[Inputs, Inputs]:
     """(inputs, target) of an item or a batch: the last of a tuple, or the entry of a dictionary that is called so."""
     if isinstance(item, Mapping):
         key = next((key for key in TARGET_KEYS if key in item), None)
@@ -67,7 +76,7 @@ def split_item(item: Any) -> tuple[Any, Any]:
     return (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]
 
 
-def map_tensors(tree: StateTree, change: Callable[[Tensor], Any]) -> Any:
+def map_tensors(tree: StateTree, change: Callable[[Tensor], object]) -> Inputs:
     """The same structure of dictionaries, tuples and lists with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)

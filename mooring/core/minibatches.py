@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, CohortData, Round, Rows
+from mooring.core.cohort import Batch, CohortData, Condensed, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import add_counter, random_words, uniforms
 from mooring.core.task import Task
@@ -19,7 +19,7 @@ ROW_BITS = np.uint64(24)  # of a word that orders rows, those that number the ro
 MAX_PADDING_FACTOR = 4  # padded places per row up to which the orders of several clients are drawn in one table
 
 
-def without_finished_clients(batch: Any, done: Tensor) -> Any:
+def without_finished_clients(batch: Condensed, done: Tensor) -> Condensed:
     """The batch without the rows of the clients that are `done` [C]: they neither move nor cost."""
     if isinstance(batch, Batch):
         return batch._replace(weight=batch.weight * ~done[:, None])
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     """The k-th local step (from 0): its rows, and who still works (None: everyone)."""
 
     k: int
-    batch: Any  # a Batch, or the task's summary of all rows
+    batch: Condensed  # a Batch, or the task's summary of all rows
     active: Tensor | None  # [C] bool
 
 
@@ -89,7 +89,7 @@ def minibatches(
     most = int(counts.max()) if len(counts) else 0
     ragged = bool((counts != most).any())
 
-    def step(k: int, batch: Any) -> Step:
+    def step(k: int, batch: Condensed) -> Step:
         """Clients that are done carry no rows, so that they neither move nor cost."""
         busy = counts > k if ragged else None
         if busy is not None:
@@ -116,7 +116,7 @@ def minibatches(
         yield step(k, rows.take(torch.from_numpy(drawn.place), valid))
 
 
-def forward_keys(data: CohortData, round: Round, slot: int, steps: Any) -> np.ndarray:
+def forward_keys(data: CohortData, round: Round, slot: int, steps: int | np.ndarray) -> np.ndarray:
     """Seeds of the clients' forward passes in a local step, [C], or in `steps` [S, 1], [S, C]."""
     seeds = np.full(len(data), round.seed, dtype=np.uint64) if data.seeds is None else data.seeds
     return random_words(seeds, "forward", data.keys, round.t, slot, steps)

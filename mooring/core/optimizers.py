@@ -12,7 +12,6 @@ Gradients are clipped to the norm `clip_grad` first, as `torch.nn.utils.clip_gra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -47,7 +46,7 @@ class Optimizer:
         """[C, 1 + moments * d]: the state before the first step: a count of steps, then the moments."""
         return like.new_zeros(clients, 1 + self.moments * dim)
 
-    def step(self, v: Tensor, g: Tensor, rate: Any, state: Tensor, active: Tensor | None = None) -> None:
+    def step(self, v: Tensor, g: Tensor, rate: float | Tensor, state: Tensor, active: Tensor | None = None) -> None:
         """One step of v [C, d] along the gradients g [C, d], in place, at the `rate`, a number or [C, 1]; clients that
         are not `active` [C] stay where they are. g may be overwritten."""
         if active is not None and not bool(active.all()):
@@ -64,7 +63,7 @@ class Optimizer:
         else:
             self._adapt(v, g, rate, state)
 
-    def _descend(self, v: Tensor, g: Tensor, rate: Any, state: Tensor) -> None:
+    def _descend(self, v: Tensor, g: Tensor, rate: float | Tensor, state: Tensor) -> None:
         if self.weight_decay:
             g = g.add(v, alpha=self.weight_decay)
         if self.momentum:
@@ -73,7 +72,7 @@ class Optimizer:
             g = g.add(mean, alpha=self.momentum) if self.nesterov else mean
         _subtract(v, g, rate)
 
-    def _adapt(self, v: Tensor, g: Tensor, rate: Any, state: Tensor) -> None:
+    def _adapt(self, v: Tensor, g: Tensor, rate: float | Tensor, state: Tensor) -> None:
         if self.name == "adamw":
             v.mul_(1 - rate * self.weight_decay)
         elif self.weight_decay:
@@ -85,7 +84,7 @@ class Optimizer:
         _subtract(v, mean / (square.sqrt() / root).add_(self.epsilon), rate / (1 - self.beta1**count).to(v.dtype))
 
 
-def _subtract(v: Tensor, g: Tensor, rate: Any) -> None:
+def _subtract(v: Tensor, g: Tensor, rate: float | Tensor) -> None:
     """v <- v - rate g, in place."""
     if isinstance(rate, Tensor):
         v.addcmul_(g, rate.to(v.dtype), value=-1)

@@ -5,9 +5,10 @@ client is the same whether it is drawn alone, in a cohort of hundreds, or again 
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
+
+Counter = int | np.integer | np.ndarray  # one number, or an array of them
 
 PURPOSES = {
     "data": 1,
@@ -42,7 +43,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def random_words(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
+def random_words(seed: int | np.ndarray, purpose: str, *counters: Counter) -> np.ndarray:
     """Independent 64-bit words, one per broadcast element of seed and counters (non-negative integers or arrays)."""
     begin = seed if isinstance(seed, np.ndarray) else np.atleast_1d(np.uint64(seed))
     with np.errstate(over="ignore"):
@@ -52,12 +53,12 @@ def random_words(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.nda
     return state
 
 
-def add_counter(state: np.ndarray, counter: Any) -> np.ndarray:
+def add_counter(state: np.ndarray, counter: Counter) -> np.ndarray:
     """The words with one more counter: further(words(s, p, a), b) = words(s, p, a, b)."""
     return add_mixed_counter(state, mix_counter(counter))
 
 
-def mix_counter(counter: Any) -> np.ndarray:
+def mix_counter(counter: Counter) -> np.ndarray:
     """A counter's own part in `further`, for those that are used again and again."""
     with np.errstate(over="ignore"):
         return _mix(np.asarray(counter).astype(np.uint64, copy=False) + _GOLDEN)
@@ -89,7 +90,7 @@ def words_below(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray
     return few[low], word[low]
 
 
-def uniforms(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
+def uniforms(seed: int | np.ndarray, purpose: str, *counters: Counter) -> np.ndarray:
     """Uniform numbers in [0, 1) with 53 random bits."""
     return (random_words(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -8,7 +8,7 @@ to what is there costs one, and takes the factor of v along.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from mooring.core.cohort import Rows, broadcast_per_client
 
 ALL_COLUMNS = slice(None)
+Pull = tuple[float | Tensor, Tensor]  # (lam, center): lam a number, [C], [C, 1] or [C, d]; center [d] or [C, d]
+N = TypeVar("N", float, Tensor)
 
 
 class StepTerms(NamedTuple):
@@ -39,9 +41,9 @@ class StepTerms(NamedTuple):
     def add(self, part: Tensor, place: slice = ALL_COLUMNS) -> None:
         """Add what does not depend on v to `part`, a view of v[:, place]: rate (lam center - shift)."""
         if self.center is not None:
-            _add_scaled(part, _at(self.center, place), self.rate * _at(self.lam, place))
+            _add_scaled(part, _columns(self.center, place), self.rate * _at(self.lam, place))
         if self.shift is not None:
-            _add_scaled(part, _at(self.shift, place), -self.rate)
+            _add_scaled(part, _columns(self.shift, place), -self.rate)
 
 
 class MixtureUpdate(NamedTuple):
@@ -60,13 +62,13 @@ class MixtureUpdate(NamedTuple):
         return min(max(alpha - rate * (slope + self.pull * alpha), 0.0), 1.0)
 
 
-def mixture_slope_factor(alpha: Any) -> Any:
+def mixture_slope_factor(alpha: N) -> N:
     """What is left of a mixture's slope where the gradients of its two parts are weighed by their shares again."""
     return alpha * alpha + (1 - alpha) * (1 - alpha)
 
 
 def step_terms(
-    v: Tensor, size: Any, active: Tensor | None, pull: tuple[Any, Tensor] | None, shift: Tensor | None
+    v: Tensor, size: float | Tensor, active: Tensor | None, pull: Pull | None, shift: Tensor | None
 ) -> StepTerms:
     """A step of `size` (a number or [C]) for those who are `active` ([C], None: everyone); pull = (lam, center)."""
     rate = _number(broadcast_per_client(size, v))
@@ -76,9 +78,7 @@ def step_terms(
     return StepTerms(rate, lam, center, shift)
 
 
-def constant_step_terms(
-    v: Tensor, pull: tuple[Any, Tensor] | None, shift: Tensor | None, ridge: float
-) -> tuple[Tensor, Tensor]:
+def constant_step_terms(v: Tensor, pull: Pull | None, shift: Tensor | None, ridge: float) -> tuple[Tensor, Tensor]:
     """What is the same in all steps: (held, towards) in  v <- v - rate (slope of the data + held v - towards).
 
     held is [1, 1], [C, 1], [1, d] or [C, d]; towards [1, 0] where it is nothing, [1, d] or [C, d].
@@ -106,9 +106,13 @@ def _number(tensor: Tensor) -> float | Tensor:
     return float(tensor) if tensor.ndim == 0 else tensor
 
 
-def _at(values: Any, place: slice) -> Any:
+def _at(values: float | Tensor, place: slice) -> float | Tensor:
     """The columns of [d] or [C, d] at `place`; a number and [C, 1] have the same for all."""
-    return values if isinstance(values, float) or values.shape[-1] == 1 else values[..., place]
+    return values if isinstance(values, float) else _columns(values, place)
+
+
+def _columns(values: Tensor, place: slice) -> Tensor:
+    return values if values.shape[-1] == 1 else values[..., place]
 
 
 def _add_scaled(part: Tensor, values: Tensor, scale: float | Tensor) -> None:

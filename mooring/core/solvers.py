@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, CohortData, HasSummary, Round, Rows, broadcast_per_client
+from mooring.core.cohort import Batch, CohortData, Condensed, HasSummary, Round, Rows, broadcast_per_client
 from mooring.core.minibatches import (
     RowDraw,
     count_local_steps,
@@ -19,12 +19,12 @@ from mooring.core.minibatches import (
     without_finished_clients,
 )
 from mooring.core.optimizers import Optimizer
-from mooring.core.sgd_step import MixtureUpdate, step_terms
+from mooring.core.sgd_step import MixtureUpdate, Pull, step_terms
 from mooring.core.task import LocalSteps, MixtureSteps, Task
 
 MAX_DRAWN_ROWS = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
 PLAIN_SGD = Optimizer()
-StepSize = float | Tensor | Callable[[int], Any]
+StepSize = float | Tensor | Callable[[int], float | Tensor]
 
 
 class Ball(NamedTuple):
@@ -54,7 +54,7 @@ Region = Ball | Box | Fixed
 class StepContext(NamedTuple):
     """What local steps follow beside the data."""
 
-    pull: tuple[Any, Tensor] | None  # (lam, center)
+    pull: Pull | None  # (lam, center)
     shift: Tensor | None  # [d] or [C, d]
     rule: Optimizer
     state: Tensor  # [C, 1 + moments * d], of the optimizer, changed in place
@@ -83,12 +83,14 @@ def project(w: Tensor, region: Region | None) -> Tensor:
     return center + gap * (region.radius / norm.clamp(min=region.radius))
 
 
-def inverse_decay(eta: float, decay: float, before: Any = 0) -> Callable[[int], Any]:
+def inverse_decay(eta: float, decay: float, before: float | Tensor = 0) -> Callable[[int], float | Tensor]:
     """The step size eta / (1 + decay * k), k counted on from `before` (a number or [C]); decay 0 is constant."""
     return lambda k: eta / (1 + decay * (before + k))
 
 
-def geometric_decay(eta: float, decay: float, before: Any = 0, every: Any = 1) -> Callable[[int], Any]:
+def geometric_decay(
+    eta: float, decay: float, before: int | Tensor = 0, every: int | Tensor = 1
+) -> Callable[[int], Tensor]:
     """The step size eta (1 - decay)^j, j full stretches of `every` steps (a number or [C]) done before the k-th step,
     k counted on from `before` (a number or [C])."""
     return lambda k: eta * (1 - decay) ** torch.as_tensor((before + k) // every, dtype=torch.float64)
@@ -109,7 +111,7 @@ def train(
     batch: int | None = None,
     steps: int | Tensor | None = None,
     epochs: int | None = None,
-    pull: tuple[Any, Tensor] | None = None,
+    pull: Pull | None = None,
     shift: Tensor | None = None,
     region: Region | None = None,
     slot: int = 0,
@@ -179,7 +181,7 @@ def run_local_steps(
     counts: Tensor,
     drawn: Iterator[RowDraw],
     eta: StepSize,
-    pull: tuple[Any, Tensor] | None,
+    pull: Pull | None,
     shift: Tensor | None,
 ) -> Tensor:
     """[C, d]: the models after all local steps, taken as many at once as MAX_DRAWN_ROWS allows."""
@@ -255,13 +257,21 @@ def step_pieces(
         waiting = []
 
 
-def record_tolerance(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
+def record_tolerance(task: Task, v: Tensor, rows: Condensed, lam: float | Tensor, center: Tensor, tol: float) -> None:
     """Measure |grad h_i(v)|, h_i(v) = L_i(v) + lam/2 |v - center|^2, after a solve that promised at most tol."""
     task.record_solve(task.grad(v, rows).addcmul_(v - center, broadcast_per_client(lam, v)).norm(dim=1), tol)
 
 
 def descend_to_tolerance(
-    task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int
+    task: Task,
+    v: Tensor,
+    rows: Condensed,
+    lam: float | Tensor,
+    center: Tensor,
+    eta: float | Tensor,
+    *,
+    tol: float,
+    most: int,
 ) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 

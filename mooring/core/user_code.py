@@ -14,23 +14,24 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from mooring.core.errors import RequestError
 from mooring.core.trusted_files import read_trusted_code
 
+T = TypeVar("T")
 SPEC_PATTERN = re.compile(r"^.+\.py:[A-Za-z_]\w*$")
 COPY_PREFIX = "code-"  # begins the name of a copy in a run directory
 COPY_DIGEST_DIGITS = 16  # of a copy's digest in its name
 
 
-def is_spec(text: Any) -> bool:
+def is_spec(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and SPEC_PATTERN.match(text) is not None
 
 
@@ -89,7 +90,9 @@ class SiblingImporter(MetaPathFinder, Loader):
         self.folder, self.copies = folder, copies
         self.loaded: list[str] = []
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         file = None if path is not None or "." in fullname else _beside(self.folder, fullname, self.copies)
         return None if file is None else ModuleSpec(fullname, self, origin=str(file))
 
@@ -136,7 +139,7 @@ def imported_files(spec: str, copies: Path | None) -> list[str]:
     return names
 
 
-def spec_of(thing: Any) -> str | None:
+def spec_of(thing: object) -> str | None:
     """ "my_file.py:thing" for a function or a class that an imported file defines; None for all that is only in memory.
 
     A script that is running is no such file: loading it again would run it again.
@@ -153,7 +156,7 @@ def spec_of(thing: Any) -> str | None:
     return spec if is_spec(spec) else None
 
 
-def absolute_spec(spec: Any) -> Any:
+def absolute_spec(spec: T) -> T | str:
     """A spec with its file's full path, where the file is there; anything else as it is."""
     if not is_spec(spec):
         return spec

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, client_function
-from mooring.core.cohort import Batch, HasSummary, Rows, stack_states
+from mooring.core.cohort import Batch, HasSummary, Rows, StateTree, stack_states
 from mooring.core.errors import RequestError
 from mooring.core.task import Task, require
 from mooring.engines.flower.messages import Payload, rebuild_tree
@@ -127,7 +127,7 @@ class RemoteRows:
     def __init__(self, calls: CallBatcher, part: Part, clients: tuple[int, ...], size: Tensor, x: Tensor, y: Tensor):
         self.calls, self.part, self.clients, self.size = calls, part, clients, size
         self.x, self.y = x, y  # one row of zeros, with the shape of rows
-        self.cache: dict[Any, Any] = {}
+        self.cache: dict[object, Any] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -143,7 +143,7 @@ class RemoteRows:
     def compact(self) -> RemoteRows:
         return self
 
-    def map(self, function: ClientFunction, task: Task, *per_client: Tensor, **shared: Any) -> Any:
+    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
         return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared))
 
     def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
