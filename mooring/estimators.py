@@ -99,7 +99,7 @@ class _Personalized(BaseEstimator):
         settings: dict | None = None,
         rounds: int = 100,
         validation: float = 0.2,
-        random_state: Any = 0,
+        random_state: object = 0,
     ):
         self.algorithm = algorithm
         self.lam = lam
@@ -139,7 +139,7 @@ class _Personalized(BaseEstimator):
         return np.delete(x, self.client, axis=1), to_client_names(pd.Series(x[:, self.client]))
 
     def _repeat(
-        self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, sample_weight: Any
+        self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, sample_weight: object
     ) -> tuple[np.ndarray, np.ndarray, pd.Categorical | None]:
         """The rows as often as they count; `_origin` holds each one's place before."""
         count = _count_rows(sample_weight, x)
@@ -254,7 +254,7 @@ class _Personalized(BaseEstimator):
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         return (x - self.mean_) / self.scale_
 
-    def _answer(self, x: Any, groups: Any) -> np.ndarray:
+    def _answer(self, x: object, groups: object) -> np.ndarray:
         """Raw predictions; a row of an unknown client, or without one, is predicted with the global model."""
         check_is_fitted(self)
         x, names = self._apart(x, groups)
@@ -284,7 +284,7 @@ def check_length(names: pd.Categorical, rows: int) -> None:
         raise RequestError(f"groups must name the client of each of the {rows} rows, got {len(names)} names.")
 
 
-def _count_rows(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+def _count_rows(sample_weight: object, x: np.ndarray) -> np.ndarray | None:
     """How often each row counts; None: once."""
     if sample_weight is None:
         return None
@@ -351,7 +351,7 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
         self._train(X, (y - self.target_mean_) / self.target_scale_, names, REGRESSION)
         return self
 
-    def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
+    def predict(self, X: object, groups: object = None, return_std: bool = False) -> Any:
         """Each row's prediction by its client's personal model, or by the global one where the client is unknown.
 
         With `return_std` also the standard deviation of the prediction's error, from held-out rows: the client's own,
@@ -368,7 +368,7 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
             place = np.append(pd.Index(self.clients_).get_indexer(names.categories), -1)[names.codes]
         return prediction, np.append(self.residual_sd_, self.new_client_sd_)[place]
 
-    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: object, y: object, groups: object = None, sample_weight: object = None) -> float:
         """R2 of the predictions, each by its client's own model."""
         return r2_score(y, self.predict(X, groups), sample_weight=sample_weight)
 
@@ -399,7 +399,7 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):
         settings: dict | None = None,
         rounds: int = 100,
         validation: float = 0.2,
-        random_state: Any = 0,
+        random_state: object = 0,
         class_weight: dict | str | None = None,
     ):
         super().__init__(algorithm, lam, client, settings, rounds, validation, random_state)
@@ -423,24 +423,24 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):
         self._train(X, codes, names, BINARY if len(self.classes_) == 2 else CLASSES)
         return self
 
-    def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict_proba(self, X: object, groups: object = None) -> np.ndarray:
         """Probabilities of the classes, in the order of `classes_`."""
         return self._answer(X, groups)
 
-    def predict_log_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict_log_proba(self, X: object, groups: object = None) -> np.ndarray:
         """Logarithms of the probabilities of the classes."""
         return np.log(np.clip(self.predict_proba(X, groups), np.finfo(float).tiny, 1.0))
 
-    def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
+    def decision_function(self, X: object, groups: object = None) -> np.ndarray:
         """Of two classes the log-odds of the second; of more, each class's logarithm of its probability."""
         log = self.predict_log_proba(X, groups)
         return log[:, 1] - log[:, 0] if log.shape[1] == 2 else log
 
-    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict(self, X: object, groups: object = None) -> np.ndarray:
         """The most probable class of each row by its client's own model."""
         best = self.predict_proba(X, groups).argmax(1)
         return self.classes_[best]
 
-    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: object, y: object, groups: object = None, sample_weight: object = None) -> float:
         """Accuracy of the predictions, each by its client's own model."""
         return accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight)

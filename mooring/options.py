@@ -18,6 +18,7 @@ import typer
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import type_alternatives
+from mooring.core.types import JsonObject
 from mooring.runs.sections import DEFAULT_ALGORITHM, DEFAULT_METHODS, OPTIONS, Option
 
 DATA, TASK, TRAINING, ADVICE = (
@@ -215,7 +216,7 @@ def split_commas(texts: Iterable[str] | None) -> list[str] | None:
     return None if not texts else [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 
-def assignments(texts: Iterable[str] | None, flag: str = "--set") -> dict[str, Any]:
+def assignments(texts: Iterable[str] | None, flag: str = "--set") -> JsonObject:
     """`lam=0.1` as {"lam": 0.1}: numbers, true/false, lists and tables as JSON writes them, anything else as text."""
     out = {}
     for text in texts or []:
@@ -229,7 +230,7 @@ def assignments(texts: Iterable[str] | None, flag: str = "--set") -> dict[str, A
     return out
 
 
-def split_assignments(texts: Iterable[str] | None, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_assignments(texts: Iterable[str] | None, given: JsonObject) -> tuple[JsonObject, JsonObject]:
     """The fields of methods, and the options with the fields of the task (`task.ridge=1`) among them."""
     fields = assignments(texts)
     of_task = {name[5:]: fields.pop(name) for name in list(fields) if name.startswith("task.")}
@@ -239,9 +240,9 @@ def split_assignments(texts: Iterable[str] | None, given: dict[str, Any]) -> tup
     return fields, given
 
 
-def group_by_method(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def group_by_method(fields: JsonObject) -> dict[str, JsonObject]:
     """{"fedavg.steps": 5} as {"fedavg": {"steps": 5}}."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, JsonObject] = {}
     for name, value in fields.items():
         method, dot, field = name.rpartition(".")
         if not dot:

@@ -95,7 +95,7 @@ def change_sizes(train: int, validation: int, test: int) -> Change:
     return change
 
 
-def set_column(k: int, values: Any) -> Change:
+def set_column(k: int, values: object) -> Change:
     def change(home: OddClientData) -> OddClientData:
         x = home.x.copy()
         x[:, k] = values

@@ -18,7 +18,7 @@ Departs  a_i is learnt for `first_passes` passes in a client's second update, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch, minibatches
 from mooring.core.task import Task, head_coefficients
+from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
 
 WEIGHT_SLOT = 1  # the weights are learnt on other minibatches than the model
@@ -97,7 +98,7 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         a, gap = client.weights[:, moving], (server.w - client.v)[:, moving]
         u = torch.where(moving, client.v, server.w)
         top = task.freeze(~moving) or task  # the body below costs no gradient
-        work: dict[str, Any] = {"draws": self.draws, "trains_buffers": True}  # a_i leaves them to local training
+        work: JsonObject = {"draws": self.draws, "trains_buffers": True}  # a_i leaves them to local training
         for step in minibatches(task, data, round, batch=batch, steps=steps, slot=WEIGHT_SLOT, **work):
             u[:, moving] = client.v[:, moving] + gap * a
             slope = top.grad(u, step.batch)[:, moving] * gap

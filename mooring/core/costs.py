@@ -164,7 +164,7 @@ class MeteredTask:
         if steps is None:
             return None
 
-        def counted(v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, *terms: Any) -> None:
+        def counted(v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, *terms: object) -> None:
             self._meter.samples += int(n.sum())
             self._meter.gradients += int(n.sum())
             steps(v, begin, rows, place, n, *terms)

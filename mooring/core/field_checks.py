@@ -73,7 +73,7 @@ def type_alternatives(hint: object) -> list[Any]:
     return [hint]
 
 
-def matches_type(value: object, kind: Any) -> bool:
+def matches_type(value: object, kind: object) -> bool:
     """Whether a value may stand in a field of this type; types that no run file can hold are left to their owner."""
     if kind not in TYPE_NAMES:
         return value is None if kind is type(None) else True

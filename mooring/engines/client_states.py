@@ -21,7 +21,7 @@ MIN_DISK_BYTES = 1_000_000_000  # bytes of one field of all clients' states from
 class ClientStates:
     """Every client's state, stacked; those that were never merged still have the first state."""
 
-    def __init__(self, first: Any, clients: int):
+    def __init__(self, first: StateTree, clients: int):
         self.first = first
         self.merged = torch.zeros(clients, dtype=torch.long)  # the round of each client's last merged reply
         self.fields: Any = None  # allocated when the first reply is merged
@@ -58,7 +58,7 @@ class ClientStates:
         return merged if self.fields is None else merged | flatten(prefix, self.fields)
 
     @classmethod
-    def from_snapshot(cls, first: Any, prefix: str, snapshot: dict[str, Tensor]) -> ClientStates:
+    def from_snapshot(cls, first: StateTree, prefix: str, snapshot: dict[str, Tensor]) -> ClientStates:
         """Return the states in a snapshot of `to_snapshot`."""
         merged = snapshot[f"{prefix}_merged"]
         states = cls(first, len(merged))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 
 import pandas as pd
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
 from mooring.engines.fit_files import check_same_data, initial_files, with_resolved, write_trained
@@ -82,11 +82,11 @@ class Comparison:
 
 
 def compare(
-    data: Any,
-    methods: Sequence[str | Algorithm[Any, Any, Any]] | None = None,
+    data: object,
+    methods: Sequence[str | AnyAlgorithm] | None = None,
     *,
     out: str | Path | None = None,
-    model: Any = None,
+    model: object = None,
     settings: Mapping[str, NamedValues] | None = None,
     progress: bool | OnProgress = False,
     trust_code: bool = False,
@@ -121,10 +121,10 @@ def compare(
 def resume_comparison(
     path: str | Path,
     on_progress: OnProgress = ignore_progress,
-    source: Any = None,
-    model: Any = None,
-    loss: Any = None,
-    methods: Sequence[Algorithm[Any, Any, Any]] = (),
+    source: object = None,
+    model: object = None,
+    loss: object = None,
+    methods: Sequence[AnyAlgorithm] = (),
     trust_code: bool = False,
 ) -> Comparison:
     """Finish an interrupted comparison: finished methods are kept, others resume from their checkpoints."""
@@ -143,7 +143,7 @@ class InMemoryInputs(NamedTuple):
     source: Any
     model: Any
     loss: Any
-    own: Mapping[str, type[Algorithm[Any, Any, Any]]]
+    own: Mapping[str, type[AnyAlgorithm]]
 
 
 def run_comparison(
@@ -288,13 +288,13 @@ def label_methods(job: Job) -> list[tuple[str, Any]]:
     return list(zip(unique_labels if len(set(names)) < len(names) else names, algorithms))
 
 
-def shorten_value(value: Any) -> str:
+def shorten_value(value: object) -> str:
     text = re.sub(r"[^\w.+-]+", "-", f"{value:g}" if isinstance(value, float) else str(value))
     return text if len(text) <= MAX_LABEL_VALUE_LENGTH else text[:MAX_LABEL_VALUE_LENGTH] + "..."
 
 
 def run_method(
-    job: Job, label: str, section: Any, folder: Path | None, on_progress: OnProgress, statistics: StatisticsCache
+    job: Job, label: str, section: object, folder: Path | None, on_progress: OnProgress, statistics: StatisticsCache
 ) -> TrainingSteps[tuple[TrainedModels, list[JsonObject]]]:
     """Train one method, from the start or from the checkpoint of its own run directory."""
     method_run = job.run.model_copy(

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
@@ -46,16 +46,16 @@ BASELINE_ALGORITHMS = {"local": "local", "pooled": "pooled"}  # by column: the a
 
 
 def fit(
-    data: Any,
-    second: Any = None,
+    data: object,
+    second: object = None,
     *,
-    algorithm: str | Algorithm[Any, Any, Any] | None = None,
+    algorithm: str | AnyAlgorithm | None = None,
     out: str | Path | None = None,
-    model: Any = None,
+    model: object = None,
     settings: NamedValues | None = None,
-    lam: Any = None,
-    eta: Any = None,
-    lr: Any = None,
+    lam: object = None,
+    eta: object = None,
+    lr: object = None,
     progress: bool | OnProgress = False,
     callbacks: Sequence[Callback] = (),
     metrics: Mapping[str, Metric] | None = None,
@@ -129,10 +129,10 @@ def start_fit(
 def resume(
     run: str | Path,
     *,
-    data: Any = None,
-    model: Any = None,
-    loss: Any = None,
-    algorithm: Algorithm[Any, Any, Any] | None = None,
+    data: object = None,
+    model: object = None,
+    loss: object = None,
+    algorithm: AnyAlgorithm | None = None,
     callbacks: Sequence[Callback] = (),
     metrics: Mapping[str, Metric] | None = None,
     progress: bool | OnProgress = False,
@@ -153,10 +153,10 @@ def resume(
 def resume_fit(
     path: str | Path,
     on_progress: OnProgress = ignore_progress,
-    source: Any = None,
-    model: Any = None,
-    loss: Any = None,
-    algorithm: Algorithm[Any, Any, Any] | None = None,
+    source: object = None,
+    model: object = None,
+    loss: object = None,
+    algorithm: AnyAlgorithm | None = None,
     callbacks: Sequence[Callback] = (),
     trust_code: bool = False,
     metrics: Mapping[str, Metric] | None = None,

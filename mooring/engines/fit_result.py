@@ -126,7 +126,7 @@ class FitResult:
             raise RequestError(f"client {client!r} keeps its own model; only the global one is here.")
         return self.trained.models[names.index(client)]
 
-    def predict(self, x: Any, client: str | None = None) -> Tensor:
+    def predict(self, x: object, client: str | None = None) -> Tensor:
         """Predictions at rows x by a client's model (default: the global one); a regression in the target's units."""
         w = self._model(client)
         inputs = torch.as_tensor(x)

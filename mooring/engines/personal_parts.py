@@ -30,7 +30,7 @@ OWN = "own_"  # begins the names of a client's copies of the server's tensors
 PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
 
 
-def name_personal_parts(settings: NamedValues, model: Any) -> NamedValues:
+def name_personal_parts(settings: NamedValues, model: object) -> NamedValues:
     """The hyperparameters, in which `personal`, given as a function of parameter names, is the list of those names."""
     chosen = settings.get("personal")
     if not callable(chosen):

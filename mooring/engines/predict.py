@@ -56,7 +56,7 @@ def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirec
 
 def predict(
     path: str | Path,
-    source: Any,
+    source: object,
     client: object = None,
     method: str | None = None,
     trust_code: bool = False,
@@ -109,7 +109,7 @@ def predict_rows(
     task: Task,
     schema: Schema,
     models: StoredModels,
-    source: Any,
+    source: object,
     client: object,
     path: Path,
     scores: IntervalScores | None = None,
@@ -163,7 +163,7 @@ def predict_rows(
 
 
 def interval_columns(
-    prediction: Any, owners: np.ndarray, schema: Schema, scores: IntervalScores | None, level: float
+    prediction: object, owners: np.ndarray, schema: Schema, scores: IntervalScores | None, level: float
 ) -> dict[str, np.ndarray]:
     """Return the ends of each row's prediction interval."""
     if not 0 < level < 1:

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
-from mooring.algorithms.base import Algorithm, build
+from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.core import attacks
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields
@@ -51,9 +51,7 @@ class Job:
     run: RunFile
     clients: Clients
     task: Task
-    own: Mapping[str, type[Algorithm[Any, Any, Any]]] = field(
-        default_factory=dict
-    )  # algorithms that were given as objects
+    own: Mapping[str, type[AnyAlgorithm]] = field(default_factory=dict)  # algorithms that were given as objects
     copies: Path | None = None  # the run directory that has copies of the user's Python files
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's functions of targets and predictions
 
@@ -61,7 +59,7 @@ class Job:
     def plan(self) -> TrainingPlan:
         return make_plan(self.run.training)
 
-    def algorithms(self) -> list[Algorithm[Any, Any, Any]]:
+    def algorithms(self) -> list[AnyAlgorithm]:
         """The methods of the run; resolved ones take the resolved numbers."""
         sections = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
         return [build(a.name, a.fields | (a.resolved or {}), self.copies, self.own) for a in sections]
@@ -69,10 +67,10 @@ class Job:
 
 def prepare(
     run: RunFile,
-    source: Any = None,
-    model: Any = None,
-    loss: Any = None,
-    own: Mapping[str, type[Algorithm[Any, Any, Any]]] | None = None,
+    source: object = None,
+    model: object = None,
+    loss: object = None,
+    own: Mapping[str, type[AnyAlgorithm]] | None = None,
     copies: Path | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Job:
@@ -134,12 +132,12 @@ def read_clients(run: RunFile, source: Any = None, standardise: bool = True) -> 
     return load(source, dtype=torch.float64 if wide else torch.float32, **load_options(run))
 
 
-def is_pooled(source: Any) -> bool:
+def is_pooled(source: object) -> bool:
     """Return whether a source is a data set that has no clients until it is partitioned."""
     return is_dataset_name(source) and source in LOADERS
 
 
-def check_unused_options(run: RunFile, source: Any = None) -> None:
+def check_unused_options(run: RunFile, source: object = None) -> None:
     """Refuse options of [data] that do not apply to this source."""
     source = run.data.source if source is None else source
     set_options = {
@@ -196,7 +194,9 @@ def partition_options(run: RunFile) -> JsonObject:
     return {"seed": data_seed(run), **shares, **partition}
 
 
-def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, copies: Path | None = None) -> Task:
+def make_task(
+    run: RunFile, clients: Clients, model: object = None, loss: object = None, copies: Path | None = None
+) -> Task:
     """The task that the run file names, with the dtype of the data; a user's file is the one in `copies`, if any."""
     section = run.task
     if section.model is not None and (model is None or isinstance(model, str)):
@@ -225,7 +225,7 @@ def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = Non
 
 
 def make_network_task(
-    run: RunFile, clients: Clients, model: Any, loss: Any = None, copies: Path | None = None
+    run: RunFile, clients: Clients, model: object, loss: object = None, copies: Path | None = None
 ) -> NetworkTask:
     """A network's task; its loss is the requested one, or follows from the target."""
     section = run.task
@@ -258,7 +258,7 @@ def has_single_output(task: NetworkTask, clients: Clients) -> bool:
     return len(row) > 0 and task.predict(task.start()[None], row[None]).numel() == 1
 
 
-def model_factory(model: Any, clients: Clients) -> Callable[[], nn.Module]:
+def model_factory(model: object, clients: Clients) -> Callable[[], nn.Module]:
     """Return a function without arguments that makes the model: a copy of a module with its weights, or the result of a
     function; `features` and `classes` are filled in."""
     if isinstance(model, nn.Module):
@@ -286,7 +286,7 @@ class DataShape:
         self.y = torch.zeros(1, *description.get("outputs", ()))
 
 
-def read_task(directory: RunDirectory, model: Any = None, loss: Any = None) -> Task:
+def read_task(directory: RunDirectory, model: object = None, loss: object = None) -> Task:
     """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
     run, description = directory.run, directory.models.task
     if run.task.name == "module" and run.task.model is None and model is None:

@@ -47,7 +47,7 @@ class CheckedReplies(NamedTuple):
     refused: dict[int, str]
 
 
-def check_replies(message: StateTree, who: Tensor, pattern: Any = None, usual: float = 1.0) -> CheckedReplies:
+def check_replies(message: StateTree, who: Tensor, pattern: object = None, usual: float = 1.0) -> CheckedReplies:
     """Return which replies of the clients `who` may be merged.
 
     `message` is a stacked one [R, ...], or a list of the clients' messages, which must match `pattern`: one
@@ -95,7 +95,7 @@ def describe_mismatch(message: StateTree, pattern: Any) -> str | None:
     return next(filter(None, differences), None)
 
 
-def _describe_difference(label: str, value: Any, right: Tensor | None) -> str | None:
+def _describe_difference(label: str, value: object, right: Tensor | None) -> str | None:
     if right is None:
         return None if value is None else f"{label} is a {type(value).__name__} where nothing is right"
     if not isinstance(value, Tensor):

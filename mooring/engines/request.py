@@ -150,7 +150,7 @@ def user_code_specs(run: RunFile) -> list[str]:
     return [str(spec) for spec in named if is_spec(spec)]
 
 
-def partition_name(data: Mapping[str, Any]) -> Any:
+def partition_name(data: NamedValues) -> Any:
     """The name of the partition in a section [data], which may be a file and a function in it; None without one."""
     return (data.get("partition") or {}).get("partition")
 
@@ -179,14 +179,14 @@ def check_trusted_files(
     check_trusted(origin, folder, scripts, map(str, files), trust_code)
 
 
-def read_tables(source: Any) -> Tables:
+def read_tables(source: object) -> Tables:
     """The tables of a run file; none for any other source."""
     if not isinstance(source, str | Path) or not str(source).endswith(".toml"):
         return {}
     return read_run(source).model_dump(exclude_none=True, exclude={"mooring"})
 
 
-def group_by_section(options: NamedValues, model: Any = None) -> dict[str, Tables]:
+def group_by_section(options: NamedValues, model: object = None) -> dict[str, Tables]:
     """Options by the section that they belong to; those that are None are left out."""
     out: dict[str, Tables] = {section: {} for section in SECTIONS}
     for name, value in {**options, "model": model}.items():
@@ -212,7 +212,7 @@ def group_by_section(options: NamedValues, model: Any = None) -> dict[str, Table
     return out
 
 
-def to_run_file_value(value: Any) -> Any:
+def to_run_file_value(value: object) -> Any:
     """Return a value in the form of a run file, if possible; otherwise the run file's own check refuses it."""
     if isinstance(value, Path):
         return str(value)
@@ -229,7 +229,7 @@ def listed_methods(file: Tables) -> list[Tables]:
     return [file["algorithm"]] if "algorithm" in file else file.get("algorithms", [])
 
 
-def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm[Any, Any, Any]]]:
+def user_classes(algorithms: Sequence[Any]) -> dict[str, type[AnyAlgorithm]]:
     """The classes of the algorithms among these that were given as objects, by the names that run files give them."""
     return {reference_of(algorithm): type(algorithm) for algorithm in algorithms if isinstance(algorithm, Algorithm)}
 
@@ -302,14 +302,14 @@ def parse_assignments(assignments: Sequence[str]) -> Tables:
     return fields
 
 
-def source_name(source: Any) -> str:
+def source_name(source: object) -> str:
     """Return a source's name in a run file: a data set's name, a file's full path, or that it was in memory."""
     if not isinstance(source, str | Path):
         return IN_MEMORY
     return str(source) if is_dataset_name(source) or not Path(source).exists() else str(Path(source).resolve())
 
 
-def hyperparameters(algorithm: Algorithm[Any, Any, Any]) -> JsonObject:
+def hyperparameters(algorithm: AnyAlgorithm) -> JsonObject:
     """Return an algorithm's fields in the form of a run file."""
     out = {}
     for field in fields(algorithm):  # type: ignore[arg-type]

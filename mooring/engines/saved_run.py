@@ -120,7 +120,7 @@ class SavedRun:
             )
         return self.models[name]
 
-    def predict(self, source: Any, client: object = None, interval: float | None = None) -> Any:
+    def predict(self, source: object, client: object = None, interval: float | None = None) -> Any:
         """Return one row per row of a table, each predicted by its own client's model, or all by that of `client`.
 
         Unknown clients and cells without a client raise warnings. A run that
@@ -163,7 +163,7 @@ class SavedRun:
             return self.module(client)
         return make_estimator(self.task, self.vector(client), read_scaling(self.schema), self.schema.kind)
 
-    def inputs(self, source: Any) -> pd.DataFrame:
+    def inputs(self, source: object) -> pd.DataFrame:
         """A table's rows as the models see them, in the units of the data: a column for each term."""
         scaled, _, notes = encode_new_rows(source, self.schema)
         for note in notes:
@@ -175,7 +175,7 @@ class SavedRun:
 
 
 def open(
-    path: str | Path, method: str | None = None, *, model: Any = None, loss: Any = None, trust_code: bool = False
+    path: str | Path, method: str | None = None, *, model: object = None, loss: object = None, trust_code: bool = False
 ) -> SavedRun:
     """A finished run of `fit`, `compare`, `advise` or `personalize`.
 

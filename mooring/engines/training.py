@@ -25,7 +25,7 @@ from mooring.runs.directory import RunDirectory
 
 def train(
     job: Job,
-    algorithm: Any,
+    algorithm: object,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None = None,

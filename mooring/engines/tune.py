@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 
@@ -40,10 +40,10 @@ class TunedSetting(NamedTuple):
 
 
 def tune(
-    source: Any,
+    source: object,
     *,
     algorithm: str | AnyAlgorithm | None = None,
-    model: Any = None,
+    model: object = None,
     settings: NamedValues | None = None,
     trust_code: bool = False,
     **options: Unpack[Options],

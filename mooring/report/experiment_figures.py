@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullLocator
 
+from mooring.core.types import NamedValues
 from mooring.report.figure_style import COLORS, MARKERS, STYLE, create_figure, encode_image
 
 PANEL_COLUMNS = {4: 2, 6: 3, 9: 3}  # columns by the number of panels, so that rows are full; else up to four
@@ -22,7 +23,7 @@ PANEL_WIDTH_INCHES = 4.6  # of a panel, inches
 TITLE_LETTERS_PER_INCH = 12  # of a title to an inch
 
 
-def draw_panels(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+def draw_panels(title: str, panels: Sequence[NamedValues]) -> dict[str, bytes]:
     """Return the figure by file ending: png and svg. Panels without measurements are left out."""
     measured_panels = [panel for panel in panels if any(np.isfinite(_means(curve)).any() for curve in panel["curves"])]
     with mpl.rc_context(STYLE):
@@ -41,7 +42,7 @@ def draw_panels(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, by
         return {ending: encode_image(figure, ending, DPI) for ending in FILE_ENDINGS}
 
 
-def name_panels(panels: Sequence[Mapping[str, Any]]) -> list[str]:
+def name_panels(panels: Sequence[NamedValues]) -> list[str]:
     """Return a distinct name for every panel: its title, with the label of its y axis if titles are missing or
     equal."""
     titles = [panel["title"] for panel in panels]
@@ -50,7 +51,7 @@ def name_panels(panels: Sequence[Mapping[str, Any]]) -> list[str]:
     return [": ".join(part for part in (panel["title"], panel["ylabel"]) if part) for panel in panels]
 
 
-def _means(curve: Mapping[str, Any]) -> np.ndarray:
+def _means(curve: NamedValues) -> np.ndarray:
     return np.array(curve["mean"], dtype=float)
 
 
@@ -62,7 +63,7 @@ def log_interval(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[n
     return mean / factor, mean * factor
 
 
-def _panel(axis: Axes, panel: Mapping[str, Any], name: str) -> None:
+def _panel(axis: Axes, panel: NamedValues, name: str) -> None:
     for side in panel["log"]:
         getattr(axis, f"set_{side}scale")("log")
     for i, curve in enumerate(panel["curves"]):

@@ -4,7 +4,7 @@ needs; and of `compare`: its learning curves. All are drawn from the run directo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
+from mooring.core.types import JsonObject, NamedValues
 from mooring.report.figure_style import COLORS, MARKERS, MODEL_COLORS, STYLE, create_figure, encode_images
 from mooring.report.mixed_model_figures import MIXED_MODEL_FIGURES
 from mooring.report.terminal import replace_control_characters
@@ -85,7 +86,7 @@ def draw_curves(directory: RunDirectory) -> Any:
             colour, rounds = COLORS[k % len(COLORS)], method_rows.groupby("round")["test_loss"]
             mean, deviation = rounds.mean(), rounds.std().fillna(0.0)
             t = mean.index.to_numpy(float)
-            line_style: dict[str, Any] = {"color": colour, "label": replace_control_characters(str(method))}
+            line_style: JsonObject = {"color": colour, "label": replace_control_characters(str(method))}
             line_style |= {"linestyle": LINE_STYLES[k // len(COLORS) % len(LINE_STYLES)]}
             if len(t) == 1 and longest > 1:
                 t, mean, deviation = np.array([0.0, longest]), mean.repeat(2), deviation.repeat(2)
@@ -126,7 +127,7 @@ def draw_critical_differences(ranks: Any, difference: float, blocks: str) -> Any
     return figure
 
 
-def draw_path(advice: Mapping[str, Any]) -> Any:
+def draw_path(advice: NamedValues) -> Any:
     """Draw held-out loss against lambda, with local and global models as lines, and the plan at its clients'
     lambdas."""
     import matplotlib as mpl
@@ -157,11 +158,11 @@ def needs_log_axis(losses: Iterable[float]) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) >= LOG_AXIS_FACTOR * min(finite)
 
 
-def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.ndarray) -> None:
+def _mark_plan(axes: Any, plan: NamedValues, lams: np.ndarray, grid: np.ndarray) -> None:
     """Draw the plan's held-out loss at its clients' lambdas; a horizontal line if they have none."""
     lams = np.sort(lams[np.isfinite(lams) & (lams > 0)])
     if plan["family"] not in LAMBDA_PLANS or not len(lams):
-        description = PLAN_DESCRIPTIONS.get(plan["family"], plan["family"]).split(",")[0]
+        description = PLAN_DESCRIPTIONS.get(plan["family"], str(plan["family"])).split(",")[0]
         axes.axhline(plan["loss"], color=MODEL_COLORS["personal"], linewidth=1, label=f"plan: {description}")
         return
     low, middle, high = lams[0], lams[len(lams) // 2], lams[-1]
@@ -174,7 +175,7 @@ def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.nd
     axes.plot([middle], [plan["loss"]], "D", markersize=7, color=MODEL_COLORS["personal"], label=label)
 
 
-def draw_rows_needed(advice: Mapping[str, Any]) -> Any:
+def draw_rows_needed(advice: NamedValues) -> Any:
     """Draw expected losses of a typical client by its rows, and how many rows a local model needs to do as well."""
     import matplotlib as mpl
 
@@ -203,7 +204,7 @@ def draw_rows_needed(advice: Mapping[str, Any]) -> Any:
     return figure
 
 
-def draw_improvements(advice: Mapping[str, Any]) -> Any:
+def draw_improvements(advice: NamedValues) -> Any:
     """Draw every client's improvement over its local model, in percent of the expected loss, with its interval, in
     order.
 
@@ -266,7 +267,7 @@ def _span(table: Any) -> tuple[float, float]:
 def _client_marks(axes: Any, part: Any, place: np.ndarray, colour: str, label: str, has_names: bool) -> None:
     value = part["value"].to_numpy(float)
     width = np.nan_to_num(np.abs(np.vstack([value - part["value_low"], part["value_high"] - value])))
-    style: dict[str, Any] = {"fmt": "o", "markersize": 3}
+    style: JsonObject = {"fmt": "o", "markersize": 3}
     if not has_names:  # pale intervals, so that the improvements stand out
         style = {"fmt": ".", "markersize": 3, "elinewidth": 0.5, "ecolor": (colour, 0.3)}
     axes.errorbar(

@@ -24,6 +24,7 @@ from markupsafe import Markup, escape
 
 from mooring.core.errors import RequestError
 from mooring.core.score_sentences import direction
+from mooring.core.types import JsonObject
 from mooring.report.figure_style import MODEL_COLORS
 from mooring.report.glossary import explain_label
 from mooring.report.report_contents import COLUMN_LABELS, EXPECTED_LOSS_LABELS, ReportContents, collect_contents
@@ -117,7 +118,7 @@ def read_template(name: str, package: str = "mooring.report") -> str:
     return files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def encode_for_script(value: Any) -> str:
+def encode_for_script(value: object) -> str:
     """Return JSON for a script block: no `<`, so that nothing in it can end the block."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
@@ -125,7 +126,7 @@ def encode_for_script(value: Any) -> str:
     return text
 
 
-def collect_figure_data(part: ReportContents) -> dict[str, Any]:
+def collect_figure_data(part: ReportContents) -> JsonObject:
     """Return the data that the script draws: tables by column, with rounded numbers."""
     names = [name for name in part.clients if name in COLUMN_LABELS or name in [row["name"] for row in part.models]]
     order = [name for name in COLUMN_LABELS if name in names] + [name for name in names if name not in COLUMN_LABELS]
@@ -182,7 +183,7 @@ def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
     return list_columns(table)
 
 
-def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
+def list_contributions(part: ReportContents) -> list[JsonObject]:
     """Return the clients that contribute most: the other clients' loss now and without them, and the change in
     percent."""
     if "contribution_pct" not in part.clients or not part.recommends:
@@ -194,7 +195,7 @@ def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
     return frame.head(MAX_CONTRIBUTIONS).to_dict("records")
 
 
-def summarize_heterogeneity(theory: dict[str, Any] | None) -> dict[str, Any] | None:
+def summarize_heterogeneity(theory: JsonObject | None) -> JsonObject | None:
     """Return the heterogeneity of the clients, and the thresholds of the theorems."""
     if theory is None:
         return None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any
+
+from mooring.core.types import JsonObject, NamedValues
 
 KEY_NUMBERS = (
     "largest ratio", "r2", "ratio", "slope", "crossing", "worst step", "highest ratio", "difference", "value",
 )  # fmt: skip
 
 
-def format_record_table(record: Mapping[str, Any]) -> str:
+def format_record_table(record: NamedValues) -> str:
     """Return a table of our means ± half of their intervals, with the paper's numbers in brackets."""
     rows = [[row["label"], *(_cell(cell) for cell in row["cells"])] for row in record["rows"]]
     head = f"**{record['title']}** (ours ± 95 % interval; in brackets: printed)"
@@ -23,7 +24,7 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-def format_number(value: Any) -> str:
+def format_number(value: object) -> str:
     """Return a number with four significant digits; a comparison or an estimate as a phrase; text unchanged."""
     if isinstance(value, dict):
         return _phrase(value) or "; ".join(f"{name}: {format_number(item)}" for name, item in value.items())
@@ -34,7 +35,7 @@ def format_number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def _phrase(numbers: dict[str, Any]) -> str:
+def _phrase(numbers: JsonObject) -> str:
     """Return a comparison (`ratio`, with its limit) or an estimate (in a `range`) as a phrase, with the interval in
     brackets."""
     texts = {name: format_number(item) for name, item in numbers.items()}
@@ -51,7 +52,7 @@ def _phrase(numbers: dict[str, Any]) -> str:
     return ""
 
 
-def format_key_number(numbers: Mapping[str, Any]) -> str:
+def format_key_number(numbers: NamedValues) -> str:
     """Return the key number of a check, its interval in brackets, and its threshold."""
     name = next((name for name in KEY_NUMBERS if numbers.get(name) is not None), None)
     if name is None:
@@ -73,13 +74,13 @@ def _range(low: float | str, high: float | str) -> str:
     return f"at least {format_number(low)}" if high == inf else f"{format_number(low)} to {format_number(high)}"
 
 
-def format_brief(numbers: dict[str, Any], max_characters: int = 90) -> str:
+def format_brief(numbers: JsonObject, max_characters: int = 90) -> str:
     """Return numbers for one line of a terminal; records and the page contain all of them."""
     text = format_number(numbers)
     return text if len(text) <= max_characters else text[: max_characters - 4].rstrip() + " ..."
 
 
-def _cell(cell: Mapping[str, Any]) -> str:
+def _cell(cell: NamedValues) -> str:
     is_number = cell["ours"] is not None and cell["ours"] == cell["ours"]  # a record stores nan as null
     ours = format_number(cell["ours"]) if is_number else "-"
     if cell["half"] is not None:

@@ -19,6 +19,7 @@ import tomli_w
 
 from mooring.core.errors import RequestError
 from mooring.core.score_sentences import BASELINES, describe_scores, format_loss
+from mooring.core.types import JsonObject, NamedValues
 from mooring.report.terminal_results import (
     EVALUATED_MODELS,
     METRIC_LABELS,
@@ -100,7 +101,7 @@ class ReportContents:
     summary: list[str]  # sentences below it, with the losses
     details: list[str]  # what else is known, behind a fold
     notes: list[str]
-    models: list[dict[str, Any]]  # name, about, loss; the lowest first in a comparison
+    models: list[JsonObject]  # name, about, loss; the lowest first in a comparison
     losses_of: str  # rows of the models' losses
     clients: pd.DataFrame  # in the columns of LABELS, and one column per method in a comparison
     recommends: bool  # whether the run recommends models, rather than reporting test losses
@@ -113,12 +114,12 @@ class ReportContents:
     client_level: float | None = None  # of the clients' intervals
     margin: float | None = None
     personal: str = "personal"  # the method whose personal models are shown
-    path: dict[str, Any] | None = None
-    effects: list[dict[str, Any]] = field(default_factory=list)  # column, values, prediction, linear, ...
-    curve: dict[str, Any] | None = None  # of a typical client: rows, local, personal, global; now, match
-    rounds: list[dict[str, Any]] = field(default_factory=list)  # name, kept, table
-    theory: dict[str, Any] | None = None
-    coefficients: dict[str, Any] | None = None  # names, global [d], personal [m, d]
+    path: JsonObject | None = None
+    effects: list[JsonObject] = field(default_factory=list)  # column, values, prediction, linear, ...
+    curve: JsonObject | None = None  # of a typical client: rows, local, personal, global; now, match
+    rounds: list[JsonObject] = field(default_factory=list)  # name, kept, table
+    theory: JsonObject | None = None
+    coefficients: JsonObject | None = None  # names, global [d], personal [m, d]
 
     def loss(self, model: str) -> float | None:
         """The mean loss of "local", "global" or "pooled" models; None if the run has none."""
@@ -253,7 +254,7 @@ def shorten_headline(headline: str, counts: Mapping[str, int]) -> str:
     return f"{first.capitalize()}{model} for {first_count:,} of {m:,} clients, {other_texts}"
 
 
-def _frame(directory: RunDirectory, record: Mapping[str, Any], metric: str) -> dict[str, Any]:
+def _frame(directory: RunDirectory, record: NamedValues, metric: str) -> JsonObject:
     """Return the contents that all reports share."""
     run, path = directory.run, directory.path
     return {
@@ -319,18 +320,18 @@ def add_test_results(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.dropna(axis=1, how="all")
 
 
-def _known_measures(measures: Mapping[str, Any], model: str, first: Mapping[str, Any]) -> dict[str, float | None]:
+def _known_measures(measures: NamedValues, model: str, first: NamedValues) -> dict[str, float | None]:
     """Return a model's measures in the target's unit: those of the first model."""
     names = [name for name in METRIC_LABELS if name in first]
     return {METRIC_LABELS[name]: measures.get(model, {}).get(name) for name in names}
 
 
-def _costs(row: Mapping[str, Any]) -> dict[str, Any]:
+def _costs(row: NamedValues) -> JsonObject:
     costs = {"loss": row["test_loss"], "last round": row["last_test_loss"], "round": row["used_round"]}
     return costs | {"rounds": row["rounds"], "bytes": row["bytes"], "seconds": row["seconds"]}
 
 
-def _used_round(summary: Mapping[str, Any]) -> int:
+def _used_round(summary: NamedValues) -> int:
     return int(summary[f"{summary['checkpoint']}_round"])
 
 
@@ -347,7 +348,7 @@ def add_distance(clients: pd.DataFrame, directory: RunDirectory) -> pd.DataFrame
     return clients.assign(distance=[distances.get(str(name), np.nan) for name in clients["client"]])
 
 
-def coefficients(directory: RunDirectory) -> dict[str, Any] | None:
+def coefficients(directory: RunDirectory) -> JsonObject | None:
     """Return every client's coefficients by name, if the model is linear and they are not too many."""
     models = directory.models
     names = [*models.task.get("features", []), "(intercept)"]
@@ -357,7 +358,7 @@ def coefficients(directory: RunDirectory) -> dict[str, Any] | None:
     return {"names": names, "global": models.common.tolist(), "personal": models.personal.tolist()}
 
 
-def lambda_path_curve(advice: Mapping[str, Any]) -> dict[str, Any] | None:
+def lambda_path_curve(advice: NamedValues) -> JsonObject | None:
     """Return held-out losses by lambda, of local models and of the global one, of the plan, and of every client if
     known."""
     path = frame_from_rows(advice["path"])
@@ -395,7 +396,7 @@ def settings(directory: RunDirectory) -> str:
     return tomli_w.dumps(_shorten(table))
 
 
-def _shorten(value: Any) -> Any:
+def _shorten(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _shorten(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

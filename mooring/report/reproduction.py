@@ -13,6 +13,7 @@ from typing import Any
 from mooring.core.errors import RequestError
 from mooring.core.natural_order import natural_key
 from mooring.core.papers import BY_KEY, PAPERS
+from mooring.core.types import JsonObject, NamedValues
 from mooring.report.markdown import format_brief, format_key_number, format_number, format_record_table, format_table
 from mooring.report.terminal import Display
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_atomically
@@ -43,15 +44,15 @@ WORDS = (*DECIDED, NOT_RUN)
 STAND_IN = "stand-in"
 TEN_REPEATS_SECONDS, FIVE_REPEATS_SECONDS = 30 * 60, 2 * 3600  # longest runs with ten and with five repeats
 
-Records = Sequence[Mapping[str, Any]]
+Records = Sequence[NamedValues]
 
 
-def title(record: Mapping[str, Any]) -> str:
+def title(record: NamedValues) -> str:
     """Return the experiment's title, with its data if they are not the paper's."""
     return f"{record['experiment']}: {record['title']}" + (f" (data: {record['data']})" if record["data"] else "")
 
 
-def draw_record(record: Mapping[str, Any], folder: str | Path) -> None:
+def draw_record(record: NamedValues, folder: str | Path) -> None:
     """Write the figure and the tables of a record into its folder."""
     from mooring.report.experiment_figures import draw_panels
 
@@ -107,7 +108,7 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     write_atomically(page, _overview(ordered, decided, page).encode())
 
 
-def _decided(registrations: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
+def _decided(registrations: NamedValues, answers: Mapping[str, tuple[Any, Any]]) -> list[JsonObject]:
     """Return the newest version of each claim, with its verdict and the record that decides it."""
     claims = []
     for claim in registrations["claims"]:
@@ -170,7 +171,7 @@ def _counts(claims: Records) -> list[str]:
     return [*(str(verdicts.count(verdict)) for verdict in WORDS), str(len(verdicts))]
 
 
-def _missing(claim: Mapping[str, Any]) -> str:
+def _missing(claim: NamedValues) -> str:
     size = f"{claim['repeats']} repeats at preset `{claim['preset']}`"
     return " ".join(
         filter(None, [claim["not_run"], f"A run takes {claim['takes']}." if claim["takes"] else size + "."])
@@ -182,7 +183,7 @@ def _title(paper: str) -> str:
 
 
 def _paper_page(
-    registrations: Mapping[str, Any], claims: Records, past: Records, records: Path, pages: Path, overview: Path
+    registrations: NamedValues, claims: Records, past: Records, records: Path, pages: Path, overview: Path
 ) -> str:
     paper = registrations["paper"]
     parts = [f"# {paper}: {_title(paper)}\n" if _title(paper) else f"# {paper}\n"]
@@ -193,7 +194,7 @@ def _paper_page(
     parts.append(f"{len(claims)} claims: {counts_text}. Back to the [overview](../{overview.name}).\n")
     if registrations["believe"]:
         parts.append(registrations["believe"] + "\n")
-    by_experiment: dict[str, list[Mapping[str, Any]]] = {}
+    by_experiment: dict[str, list[NamedValues]] = {}
     for claim in claims:
         by_experiment.setdefault(claim["experiment"], []).append(claim)
     pictures = Path(os.path.relpath(records, pages))
@@ -243,7 +244,7 @@ def _experiment(experiment: str, claims: Records, older: Records, past: Records,
     return "\n".join(line for line in lines if line)
 
 
-def _records(claims: Records) -> list[Mapping[str, Any]]:
+def _records(claims: Records) -> list[NamedValues]:
     """Return the records that decide some of the claims, without duplicates."""
     return list({id(claim["record"]): claim["record"] for claim in claims if claim["record"]}.values())
 
@@ -256,7 +257,7 @@ def _folded(summary: str, text: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 
-def _history(rows: Iterable[Mapping[str, Any]]) -> str:
+def _history(rows: Iterable[NamedValues]) -> str:
     result_rows = [
         [f"{row['date']} {row['commit']}", row["claim"], row["says"], row["word"], row["decided by"],
          f"{row['preset']}, {row['repeats']} repeats" + (f"; {row['data']}" if row["data"] else "")]
@@ -265,7 +266,7 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> str:
     return format_table(["committed", "claim", "wording then", "answer then", "decided by", "run"], result_rows)
 
 
-def _number(claim: Mapping[str, Any]) -> str:
+def _number(claim: NamedValues) -> str:
     if claim["answer"] is None:
         return claim["not_run"]
     return format_key_number(claim["answer"]["worst"])
@@ -275,7 +276,7 @@ def _bold(verdict: str) -> str:
     return verdict if verdict == HELD else f"**{verdict}**"
 
 
-def _paragraph(claim: Mapping[str, Any]) -> str:
+def _paragraph(claim: NamedValues) -> str:
     """Return the explanation of an open or contradicted claim."""
     answer, record = claim["answer"], claim["record"]
     location = f" at: {answer['where']}" if answer["where"] else ""
@@ -302,7 +303,7 @@ def granted_repeats(seconds: float) -> int:
     return 5 if 5 * seconds <= FIVE_REPEATS_SECONDS else 3
 
 
-def _origin(record: Mapping[str, Any]) -> str:
+def _origin(record: NamedValues) -> str:
     """Return the digest of the code, the library versions and the digests of the data of a record."""
     origin = record.get("made", {})
     versions = ", ".join(f"{name} {version}" for name, version in origin.get("versions", {}).items())

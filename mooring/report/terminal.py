@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mooring.core.logs import is_quiet, is_verbose
+from mooring.core.types import JsonObject
 
 MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped
 MIN_NAME_WIDTH = 8  # minimal width of a shortened name
@@ -66,7 +67,7 @@ class Display:
     def table(
         self,
         title: str,
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[JsonObject],
         columns: dict[str, str],
         caption: str = "",
         *,
@@ -128,7 +129,7 @@ class Display:
         columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         off = is_quiet() or not self.err.is_terminal
         with Progress(*columns, console=self.err, transient=True, disable=off) as bar:
-            jobs: dict[str, Any] = {}
+            jobs: JsonObject = {}
 
             def update_bar(label: str, done: int, rounds: int) -> None:
                 name, _, detail = label.partition(": ")
@@ -255,7 +256,7 @@ def replace_control_characters(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
-def format_cell(value: Any) -> str:
+def format_cell(value: object) -> str:
     """Return a cell's text: about four digits for numbers, whole ones with separators, a dash for a missing value."""
     value = value.item() if hasattr(value, "item") else value  # numpy's numbers as Python's
     if value is None or (isinstance(value, float) and value != value):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.filesize import decimal
 
 from mooring.core.score_sentences import ASK_ADVISE, describe_scores, direction, format_percent, join_words
+from mooring.core.types import JsonObject, NamedValues
 from mooring.report.terminal import Display, format_cell
 from mooring.runs.atomic_files import frame_from_rows
 from mooring.runs.directory import CLIENTS_FILE, REPORT_FILE, open_run
@@ -98,7 +98,7 @@ def show_notes(display: Display, notes: Sequence[str]) -> None:
         display.notes([f"{remaining} more {'notes' if remaining > 1 else 'note'} on the data: see the report."])
 
 
-def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame, per_client: bool = False) -> None:
+def show_fit(display: Display, summary: NamedValues, clients: pd.DataFrame, per_client: bool = False) -> None:
     """Print the scores of a fit; with `per_client` also one row per client."""
     metric, measures = summary["metric"], summary["measures"]
     title = f"{summary['algorithm']} on {summary['title']} ({len(clients):,} clients, {count_rows(clients):,} rows)"
@@ -160,7 +160,7 @@ def describe_left_out(clients: pd.DataFrame) -> str:
     return f"Replies that could not be used: {', '.join(named_clients)}{remainder}."
 
 
-def describe_kept_round(summary: Mapping[str, Any]) -> str:
+def describe_kept_round(summary: NamedValues) -> str:
     """Return a sentence on the round whose models a fit uses, and the file of the others."""
     best, last, used = summary["best_round"], summary["last_round"], summary["checkpoint"]
     if best == last:
@@ -173,7 +173,7 @@ def describe_kept_round(summary: Mapping[str, Any]) -> str:
     )
 
 
-def show_comparison(display: Display, comparison: Mapping[str, Any], per_client: bool = False) -> None:
+def show_comparison(display: Display, comparison: NamedValues, per_client: bool = False) -> None:
     """Print one row per method, the lowest test loss first, and which methods the test rows cannot separate; with
     `per_client` also each client's loss by method, and of classes its accuracy."""
     methods, clients = frame_from_rows(comparison["methods"]), frame_from_rows(comparison["clients"])
@@ -219,7 +219,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any], per_client:
             display.table("", records, first | accuracies, "test accuracy by client")
 
 
-def describe_above(row: Mapping[str, Any]) -> str:
+def describe_above(row: NamedValues) -> str:
     """Return the difference of a method's test loss from the lowest one, with its interval over clients."""
     if row.get("above_best_pct") is None or not np.isfinite(row["above_best_pct"]):
         return "-"
@@ -243,9 +243,7 @@ def describe_comparison(methods: pd.DataFrame) -> list[str]:
     return [f"These test rows cannot separate {best} from {join_words(close)}. {ASK_ADVISE}"]
 
 
-def show_advice(
-    display: Display, advice: Mapping[str, Any], per_client: bool = False, run: str | Path | None = None
-) -> None:
+def show_advice(display: Display, advice: NamedValues, per_client: bool = False, run: str | Path | None = None) -> None:
     """Print the recommendation, the clients (at most ten, or all), and the sentences behind it."""
     summary, frame = advice["summary"], frame_from_rows(advice["clients"])
     display.heading(f"Recommendation for {advice['title']} ({len(frame):,} clients, {count_rows(frame):,} rows)")
@@ -279,7 +277,7 @@ def show_advice(
     display.print_line("")
 
 
-def describe_columns(summary: Mapping[str, Any]) -> str:
+def describe_columns(summary: NamedValues) -> str:
     """Return the caption of the clients' table."""
     return (
         f"vs.: expected {summary['metric']} with the recommended model against the other; in brackets the "
@@ -301,7 +299,7 @@ def show_new_clients(display: Display, clients: pd.DataFrame, metric: str, metho
     display.table("", rows, RECOMMENDATION_COLUMNS, caption, spare=COLUMNS_TO_DROP, shorter=WITHOUT_INTERVALS, indent=2)
 
 
-def format_recommendations(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def format_recommendations(frame: pd.DataFrame) -> list[JsonObject]:
     """Return clients with their recommendations as rows of a table."""
     rows = frame.to_dict("records")
     for row in rows:
@@ -311,7 +309,7 @@ def format_recommendations(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def describe_improvement(row: Mapping[str, Any], alternative: str, interval: bool = True) -> str:
+def describe_improvement(row: NamedValues, alternative: str, interval: bool = True) -> str:
     """Return the improvement of a client's loss over another model: "5.2% lower (-5 to 16)"."""
     pct = row.get(f"improvement_over_{alternative}_pct")
     if pct is None or not np.isfinite(pct):
@@ -335,10 +333,10 @@ def format_end(value: float) -> str:
     return f"{value:.1g}" if abs(value) >= 0.01 else "0.01" if value > 0 else "-0.01"
 
 
-def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
+def show_theory(display: Display, theory: NamedValues) -> None:
     """Print the theory of a federation: sentences, then tables, then caveats."""
 
-    def rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def rows(table: NamedValues) -> list[JsonObject]:
         return [{"name": name.replace("_", " "), **part} for name, part in table.items()]
 
     for sentence in (*theory["words"], THEORY_AND_DATA):
@@ -366,7 +364,7 @@ def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
         display.print_line(f"Caveat: {doubt}")
 
 
-def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:
+def show_findings(display: Display, source: str, findings: Sequence[NamedValues]) -> None:
     """Print the findings of `check` in a table."""
     columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
     count = sum(finding["count"] for finding in findings if finding["severity"] != "target")

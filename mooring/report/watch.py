@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.report.terminal import Display, format_cell, replace_control_characters
 from mooring.runs.checkpoint import read_latest_checkpoint
 from mooring.runs.directory import COMPARISON_FILE, METHODS_FOLDER, RUN_FILE, RunDirectory, open_run
@@ -57,8 +58,8 @@ def read_status(directory: RunDirectory) -> JobStatus:
     run = directory.run
     name, rounds = run.algorithm.name if run.algorithm else run.mooring.purpose, run.training.rounds or 0
     checkpoint = read_latest_checkpoint(directory.path)
-    records: list[dict[str, Any]] = checkpoint.meta["records"] if checkpoint else []
-    evaluated: dict[str, Any] = next((record for record in reversed(records) if has_loss(record)), {})
+    records: list[JsonObject] = checkpoint.meta["records"] if checkpoint else []
+    evaluated: JsonObject = next((record for record in reversed(records) if has_loss(record)), {})
     last = records[-1] if records else {}
     done = checkpoint.round if checkpoint else 0
     spent = sum(directory.seconds.get("rounds", [])[:done])
@@ -76,7 +77,7 @@ def read_status(directory: RunDirectory) -> JobStatus:
     )
 
 
-def has_loss(record: dict[str, Any]) -> bool:
+def has_loss(record: JsonObject) -> bool:
     return any(record.get(key) is not None for key in LOSS_LABELS)
 
 

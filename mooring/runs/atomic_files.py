@@ -265,7 +265,7 @@ def check_checksum(path: str | Path, head: bytes, parts: Iterable[bytes | memory
         raise DamagedFile(f"{path} is damaged: it was cut or changed after it was saved.")
 
 
-def to_plain(value: Any, real: Callable[[float], Any] = float) -> Any:
+def to_plain(value: object, real: Callable[[float], Any] = float) -> Any:
     """Return arrays, tuples and dataclasses as numbers, text, lists and tables; a dataclass drops its Nones."""
     if isinstance(value, np.generic | np.ndarray | Tensor):
         value = value.tolist()
@@ -291,7 +291,7 @@ def _json_number(value: float) -> float | str | None:
     return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Return strict JSON on one line, for other programs; NaN and infinities as in `json_bytes`."""
     return json.dumps(to_plain(value, _json_number), allow_nan=False, ensure_ascii=False)
 
@@ -372,7 +372,7 @@ def excel_bytes(frame: pd.DataFrame) -> bytes:
     return content.getvalue()
 
 
-def _escape_formula(cell: Any) -> Any:
+def _escape_formula(cell: object) -> Any:
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     try:

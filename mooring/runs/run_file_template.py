@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import tomli_w
 
@@ -47,5 +46,5 @@ def render_line(option: Option, section_values: NamedValues) -> str:
     return f"{line:<{WIDTH}}{comment}"
 
 
-def render_assignment(field: str, value: Any) -> str:
+def render_assignment(field: str, value: object) -> str:
     return tomli_w.dumps({field: value}).strip() if not isinstance(value, list) else f"{field} = {json.dumps(value)}"

@@ -31,7 +31,7 @@ def installed_version() -> str:
         return "(not installed)"
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: object) -> Any:
     """Return a value that TOML can store; tables lose their Nones and are sorted, so that equal runs give equal
     bytes."""
     import tomli_w
@@ -46,13 +46,13 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def _tidy(value: Any) -> Any:
+def _tidy(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _tidy(value[key]) for key in sorted(value) if value[key] is not None}
     return [_tidy(item) for item in value] if isinstance(value, list) else value
 
 
-def _list(value: Any) -> Any:
+def _list(value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -90,12 +90,12 @@ def _is_attack(spec: str) -> str:
     return spec
 
 
-def _auto(value: Any) -> Any:
+def _auto(value: object) -> Any:
     """Return None for "auto", which on a command line overrides the value of a run file."""
     return None if value == "auto" else value
 
 
-def _per_cent(value: Any) -> Any:
+def _per_cent(value: object) -> Any:
     """ "1%" is 0.01."""
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
@@ -115,12 +115,12 @@ Attack = Annotated[str, AfterValidator(_is_attack)]
 Weights = Annotated[str | dict[str, float], AfterValidator(_positive)]
 
 
-def plain_field(right: str, default: Any = ..., **bounds: Any) -> Any:
+def plain_field(right: str, default: object = ..., **bounds: Any) -> Any:
     """Return a field that is not an option."""
     return Field(default, description=right, **bounds)
 
 
-def option(help: str, right: str, default: Any = None, *, flag: str = "", unset: str = "", **bounds: Any) -> Any:
+def option(help: str, right: str, default: object = None, *, flag: str = "", unset: str = "", **bounds: Any) -> Any:
     """Return a field that is an option; `unset` describes the behavior if the default is None."""
     extra: JsonObject = {"flag": flag, "unset": unset}
     return Field(default, title=help, description=right, json_schema_extra=extra, **bounds)
@@ -145,7 +145,7 @@ class OpenSection(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _sort(cls, table: Any) -> Any:
+    def _sort(cls, table: object) -> Any:
         if not isinstance(table, dict):
             return table
         return {key: table[key] for key in sorted(table) if table[key] is not None}

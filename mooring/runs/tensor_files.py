@@ -127,5 +127,5 @@ def unflatten(template: Any, prefix: str, tensors: Mapping[str, Tensor]) -> Any:
     )
 
 
-def _is_named(value: Any) -> bool:
+def _is_named(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")

@@ -17,6 +17,7 @@ import numpy as np
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
+from mooring.core.types import JsonObject
 
 Statement = Callable[..., Any]
 
@@ -83,7 +84,7 @@ def describe(name: str | None = None) -> list[dict[str, str]]:
     ]
 
 
-def evaluate(name: str, given: Sequence[str]) -> dict[str, Any]:
+def evaluate(name: str, given: Sequence[str]) -> JsonObject:
     """Return the value of a statement at quantities such as "mu=0.5"."""
     statement = find(name)
     if statement is None:
@@ -125,7 +126,7 @@ def _value(name: str, key: str, text: str, kind: Any) -> Any:
     return np.asarray(value, dtype=float) if isinstance(value, list) else value
 
 
-def _to_plain(name: str, value: Any) -> dict[str, Any]:
+def _to_plain(name: str, value: object) -> JsonObject:
     """Return the parts of a value by name, as plain numbers and lists."""
     parts = value._asdict() if hasattr(value, "_asdict") else {name: value}
     return {key: np.asarray(part).tolist() if not isinstance(part, str) else part for key, part in parts.items()}
