@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
-OnProgress = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
+from mooring.core.types import OnProgress as OnProgress
 
 
 def ignore_progress(step: str, done: int, rounds: int) -> None:

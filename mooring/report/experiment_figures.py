@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from mooring.core.types import NamedValues
@@ -34,10 +34,11 @@ def draw_panels(title: str, panels: Sequence[NamedValues]) -> dict[str, bytes]:
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for axis, panel, name in zip(axes, measured_panels, name_panels(measured_panels)):
             _panel(axis, panel, name)
-        _legends(figure, axes[: len(measured_panels)], rows)
+        _legends(figure, list(axes[: len(measured_panels)]), rows)
         for axis in axes[len(measured_panels) :]:
             axis.set_axis_off()
-        figure.get_layout_engine().execute(figure)
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
         figure.set_layout_engine("none")  # laid out once for both files
         return {ending: encode_image(figure, ending, DPI) for ending in FILE_ENDINGS}
 
@@ -86,7 +87,7 @@ def _panel(axis: Axes, panel: NamedValues, name: str) -> None:
     axis.set_title(fill(name, int(TITLE_LETTERS_PER_INCH * PANEL_WIDTH_INCHES)), fontsize=9)
 
 
-def _legends(figure: Any, axes: Sequence[Axes], rows: int) -> None:
+def _legends(figure: Figure, axes: Sequence[Axes], rows: int) -> None:
     """Draw the legends beside the curves: one for the figure if all panels have the same labels, else one below each
     panel."""
     legends = [axis.get_legend_handles_labels() for axis in axes]

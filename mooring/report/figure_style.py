@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLORS = (
     "#0072b2",
@@ -36,7 +39,7 @@ STYLE: Any = {
 IMAGE_METADATA = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # no dates, no versions
 
 
-def create_figure(width: float, height: float, **layout: Any) -> Any:
+def create_figure(width: float, height: float, **layout: Any) -> Figure:
     """Return an empty figure that needs no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,14 +49,14 @@ def create_figure(width: float, height: float, **layout: Any) -> Any:
     return figure
 
 
-def encode_images(figure: Any) -> dict[str, bytes]:
+def encode_images(figure: Figure) -> dict[str, bytes]:
     """Return the figure as PNG and SVG files; the layout, which is slow, is computed once."""
     out = {"png": encode_image(figure, "png")}
     figure.set_layout_engine("none")
     return out | {"svg": encode_image(figure, "svg")}
 
 
-def encode_image(figure: Any, form: str, dpi: int = 150) -> bytes:
+def encode_image(figure: Figure, form: str, dpi: int = 150) -> bytes:
     """Return the figure as a PNG or SVG file."""
     import matplotlib as mpl
 

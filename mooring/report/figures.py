@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,11 @@ from mooring.report.terminal_results import PLAN_DESCRIPTIONS
 from mooring.runs.atomic_files import frame_from_rows, write_atomically
 from mooring.runs.directory import CURVES_FIGURE, IMPROVEMENTS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDirectory, open_run
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 MAX_MARKED_ROUNDS = 50  # evaluated rounds up to which a curve marks each one
 LINE_STYLES = ("-", "--", "-.", ":")  # of further methods, once the colors are used up
 MAX_NAMED_CLIENTS = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
@@ -30,7 +35,7 @@ COLUMN = "improvement_over_local_pct"
 MAX_VECTOR_CLIENTS = 1_000  # clients beyond which an SVG contains their marks as pixels
 
 
-def plot(source: Any, what: str = "improvements") -> Any:
+def plot(source: Any, what: str = "improvements") -> Figure:
     """Return a matplotlib figure of the result of `advise` or of its run directory: "improvements" of every client, the
     "path" of lambdas, or the "rows" that a local model needs; of a comparison's directory, its learning "curves"; of a
     mixed model its "caterpillar", "shrinkage", "residuals" and "qq" plots."""
@@ -70,7 +75,7 @@ def draw_images(run: str | Path) -> list[Path]:
     return out
 
 
-def draw_curves(directory: RunDirectory) -> Any:
+def draw_curves(directory: RunDirectory) -> Figure:
     """Draw test loss against rounds, one line per method; over several seeds their mean with a band of one deviation.
 
     A method of one round, such as an exact baseline, is a line across.
@@ -107,7 +112,7 @@ def draw_curves(directory: RunDirectory) -> Any:
     return figure
 
 
-def draw_critical_differences(ranks: Any, difference: float, blocks: str) -> Any:
+def draw_critical_differences(ranks: pd.Series, difference: float, blocks: str) -> Figure:
     """One line per method: its mean rank with half of Nemenyi's critical difference to either side. Methods whose bars
     overlap do not differ."""
     import matplotlib as mpl
@@ -127,7 +132,7 @@ def draw_critical_differences(ranks: Any, difference: float, blocks: str) -> Any
     return figure
 
 
-def draw_path(advice: NamedValues) -> Any:
+def draw_path(advice: NamedValues) -> Figure:
     """Draw held-out loss against lambda, with local and global models as lines, and the plan at its clients'
     lambdas."""
     import matplotlib as mpl
@@ -158,7 +163,7 @@ def needs_log_axis(losses: Iterable[float]) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) >= LOG_AXIS_FACTOR * min(finite)
 
 
-def _mark_plan(axes: Any, plan: NamedValues, lams: np.ndarray, grid: np.ndarray) -> None:
+def _mark_plan(axes: Axes, plan: NamedValues, lams: np.ndarray, grid: np.ndarray) -> None:
     """Draw the plan's held-out loss at its clients' lambdas; a horizontal line if they have none."""
     lams = np.sort(lams[np.isfinite(lams) & (lams > 0)])
     if plan["family"] not in LAMBDA_PLANS or not len(lams):
@@ -175,7 +180,7 @@ def _mark_plan(axes: Any, plan: NamedValues, lams: np.ndarray, grid: np.ndarray)
     axes.plot([middle], [plan["loss"]], "D", markersize=7, color=MODEL_COLORS["personal"], label=label)
 
 
-def draw_rows_needed(advice: NamedValues) -> Any:
+def draw_rows_needed(advice: NamedValues) -> Figure:
     """Draw expected losses of a typical client by its rows, and how many rows a local model needs to do as well."""
     import matplotlib as mpl
 
@@ -204,7 +209,7 @@ def draw_rows_needed(advice: NamedValues) -> Any:
     return figure
 
 
-def draw_improvements(advice: NamedValues) -> Any:
+def draw_improvements(advice: NamedValues) -> Figure:
     """Draw every client's improvement over its local model, in percent of the expected loss, with its interval, in
     order.
 
@@ -245,7 +250,7 @@ def draw_improvements(advice: NamedValues) -> Any:
     return figure
 
 
-def _span(table: Any) -> tuple[float, float]:
+def _span(table: pd.DataFrame) -> tuple[float, float]:
     """Return the axis: 0, and the values and intervals within MAX_DEVIATIONS_ON_AXIS typical deviations of the
     median."""
     if table.empty:
@@ -264,7 +269,7 @@ def _span(table: Any) -> tuple[float, float]:
     return low - padding, high + padding
 
 
-def _client_marks(axes: Any, part: Any, place: np.ndarray, colour: str, label: str, has_names: bool) -> None:
+def _client_marks(axes: Axes, part: pd.DataFrame, place: np.ndarray, colour: str, label: str, has_names: bool) -> None:
     value = part["value"].to_numpy(float)
     width = np.nan_to_num(np.abs(np.vstack([value - part["value_low"], part["value_high"] - value])))
     style: JsonObject = {"fmt": "o", "markersize": 3}
@@ -275,7 +280,7 @@ def _client_marks(axes: Any, part: Any, place: np.ndarray, colour: str, label: s
     )
 
 
-def _arrows(axes: Any, table: Any, place: np.ndarray, low: float, high: float, has_names: bool) -> int:
+def _arrows(axes: Axes, table: pd.DataFrame, place: np.ndarray, low: float, high: float, has_names: bool) -> int:
     """Draw arrows for improvements beyond the axis, with their values if clients are named; return their number."""
     count = 0
     for side, edge, marker in ((table["value"] < low, low, "<"), (table["value"] > high, high, ">")):

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import numpy as np
@@ -166,11 +165,11 @@ def below_hundred(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def list_columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
+def list_columns(frame: pd.DataFrame) -> dict[str, list[object]]:
     return {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in frame}
 
 
-def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
+def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[object]]:
     """Return losses by round, and cumulative costs."""
     sums = {
         "bytes": (rounds["bytes_up"] + rounds["bytes_down"]).cumsum(),

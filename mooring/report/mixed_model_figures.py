@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import norm
@@ -10,12 +10,16 @@ from scipy.stats import norm
 from mooring.core.errors import RequestError
 from mooring.report.figure_style import MODEL_COLORS, STYLE, create_figure
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MixedModel = Any  # of `mooring.mixed_models`, which reports do not import
 LEVEL = 0.95  # of the intervals of random effects
 MAX_NAMED_CLIENTS = 60  # clients up to which each is named
 INCHES_PER_CLIENT = 0.16
 
 
-def draw_caterpillar(model: Any) -> Any:
+def draw_caterpillar(model: MixedModel) -> Figure:
     """Each client's random effects in the order of the first, with intervals of 95%."""
     import matplotlib as mpl
 
@@ -40,7 +44,7 @@ def draw_caterpillar(model: Any) -> Any:
     return figure
 
 
-def draw_shrinkage(model: Any) -> Any:
+def draw_shrinkage(model: MixedModel) -> Figure:
     """Lines from each client's local deviation to its personal one; the global model is at 0."""
     import matplotlib as mpl
 
@@ -67,7 +71,7 @@ def draw_shrinkage(model: Any) -> Any:
     return figure
 
 
-def draw_residuals(model: Any) -> Any:
+def draw_residuals(model: MixedModel) -> Figure:
     """Residuals against fitted values."""
     import matplotlib as mpl
 
@@ -81,7 +85,7 @@ def draw_residuals(model: Any) -> Any:
     return figure
 
 
-def draw_quantiles(model: Any) -> Any:
+def draw_quantiles(model: MixedModel) -> Figure:
     """Ordered residuals, in residual standard deviations, against quantiles of the normal distribution."""
     import matplotlib as mpl
 
@@ -97,7 +101,7 @@ def draw_quantiles(model: Any) -> Any:
     return figure
 
 
-def _random_terms(model: Any) -> list[str]:
+def _random_terms(model: MixedModel) -> list[str]:
     terms = list(model.covariance.columns)
     if not terms:
         raise RequestError("the model has no random effects to draw; add a term such as (1 | client).")

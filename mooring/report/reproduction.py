@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.core.natural_order import natural_key
@@ -108,7 +107,7 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     write_atomically(page, _overview(ordered, decided, page).encode())
 
 
-def _decided(registrations: NamedValues, answers: Mapping[str, tuple[Any, Any]]) -> list[JsonObject]:
+def _decided(registrations: NamedValues, answers: Mapping[str, tuple[NamedValues, NamedValues]]) -> list[JsonObject]:
     """Return the newest version of each claim, with its verdict and the record that decides it."""
     claims = []
     for claim in registrations["claims"]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len, set_cell_size
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mooring.core.logs import is_quiet, is_verbose
-from mooring.core.types import JsonObject
+from mooring.core.types import JsonObject, OnProgress
 
 MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped
 MIN_NAME_WIDTH = 8  # minimal width of a shortened name
@@ -118,18 +118,18 @@ class Display:
         self.out.print()
 
     @contextmanager
-    def progress(self) -> Iterator[Any]:
+    def progress(self) -> Iterator[OnProgress]:
         """Show a bar per job and yield the function that updates it; in verbose mode, print a line per step."""
         if is_verbose():
             yield self._step_by_step()
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
         description = TextColumn("{task.description}", markup=False)
         columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         off = is_quiet() or not self.err.is_terminal
         with Progress(*columns, console=self.err, transient=True, disable=off) as bar:
-            jobs: JsonObject = {}
+            jobs: dict[str, TaskID] = {}
 
             def update_bar(label: str, done: int, rounds: int) -> None:
                 name, _, detail = label.partition(": ")
@@ -141,7 +141,7 @@ class Display:
 
             yield update_bar
 
-    def _step_by_step(self) -> Any:
+    def _step_by_step(self) -> OnProgress:
         began = time.monotonic()
 
         def print_step(label: str, done: int, rounds: int) -> None:
@@ -217,7 +217,7 @@ def draw_table(columns: Sequence[TableColumn], width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     sizes = assign_widths(columns, width, gap)
     for k, (column, size) in enumerate(zip(columns, sizes)):
-        justify: Any = "right" if column.numbers and k else "left"
+        justify: Literal["left", "right"] = "right" if column.numbers and k else "left"
         table.add_column(Text(column.heading), justify=justify, width=size, overflow="fold", no_wrap=not column.prose)
     for row in zip(*(column.cells for column in columns)):
         cells = (cell if c.prose else shorten_name(cell, size) for cell, c, size in zip(row, columns, sizes))
