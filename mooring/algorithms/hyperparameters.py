@@ -17,9 +17,10 @@ from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
 from mooring.core.optimizers import OPTIMIZERS
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, parse_lam, uniform_lam
 from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
-from mooring.core.task import HasProx, HasSolve, Task, has_known_dispersion
+from mooring.core.task import HasProx, HasSolve, Task
 from mooring.core.types import JsonObject, as_number
 from mooring.estimates.client_statistics import RIDGE_GRID, ClientStatistics
+from mooring.estimates.task_random_effects import has_known_noise
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def auto_lam(task: Task, statistics: ClientStatistics) -> float:
     """
     if statistics.federation is not None:
         return statistics.federation.auto
-    if is_dense(task) and not has_known_dispersion(task):
+    if is_dense(task) and not has_known_noise(task):
         warnings.warn(
             f"lam = 'auto' is {NETWORK_LAM_PER_CURVATURE:g} times the curvature: how clients vary cannot be estimated, "
             f"since task '{task.name}' is no likelihood and has no `dispersion_sums`; set lam, or use `mooring tune`."

@@ -54,6 +54,11 @@ class SampledRandomEffects(NamedTuple):
     clients: Tensor  # [k], their positions among all clients
 
 
+def has_known_noise(task: Task) -> bool:
+    """Whether the noise of the targets is known from the task, or can be estimated: that of linear tasks by REML."""
+    return isinstance(task, Linear) or has_known_dispersion(task)
+
+
 def estimate_random_effects(
     task: Task, rows: ClientRows, form: VarianceForm = "scalar", near: RandomEffects | None = None
 ) -> SampledRandomEffects | None:
@@ -63,7 +68,7 @@ def estimate_random_effects(
     """
     size = rows.size
     positions = torch.nonzero(size > 0)[:, 0]
-    if not is_dense(task) or not (isinstance(task, Linear) or has_known_dispersion(task)):
+    if not is_dense(task) or not has_known_noise(task):
         return None
     linear = isinstance(task, Linear)
     max_clients, cells = (
