@@ -11,7 +11,7 @@ from mooring.algorithms.base import find
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
 from mooring.engines.flower import messages
-from mooring.engines.flower.client_node import run_digest
+from mooring.engines.flower.client_node import ClientNode, run_digest
 from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.flower.messages import Payload, from_records, rebuild_tree, to_records
 from mooring.engines.flower.server_run import run_federation
