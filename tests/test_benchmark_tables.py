@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy.special import expit
 
+from benchmarks.advice_tables import Table, advise_table
 from benchmarks.peers.shrunken_models import (
     POOLED_PULL,
     client_rows,
@@ -15,6 +16,7 @@ from benchmarks.peers.shrunken_models import (
 )
 from benchmarks.tables import BY_TIME, TEST, TRAIN, VALIDATION, split_of
 from benchmarks.tables_catalog import BINARY, CLOSED, COUNT, DESIGN, MULTICLASS, PACKAGES, REGRESSION, TABLES, part_of
+from benchmarks.who_should_federate import write_page
 
 ENTRY = {"name": "made_up", "client": "who", "time": "day"}
 SIZES = (4, 5, 10, 33)
@@ -113,3 +115,33 @@ def test_mixed_effects_agree_with_statsmodels():
     assert variance[2] == pytest.approx(float(np.asarray(found.cov_re)[0, 0]), rel=0.05)
     expected = rows.x @ found.fe_params + np.array([float(np.asarray(found.random_effects[i])[0]) for i in rows.client])
     np.testing.assert_allclose(score(fit.v, rows.x, rows.client, 1)[:, 0], expected, atol=0.03)
+
+
+def test_a_table_without_heterogeneity_and_one_with_it_fill_the_page(tmp_path):
+    """The page's numbers are those of test rows: recomputed from the stored losses."""
+    rng = np.random.default_rng(0)
+    entries = []
+    for name, spread in (("alike", 0.0), ("apart", 3.0)):
+        who, x = np.repeat(list("abcd"), 20), rng.normal(size=80)
+        y = x * (1 + spread * np.repeat(rng.normal(size=4), 20)) + 0.5 * rng.normal(size=80)
+        pd.DataFrame({"who": who, "x": x, "y": y}).to_parquet(tmp_path / f"{name}.parquet")
+        entries.append(
+            {
+                "name": name,
+                "client": "who",
+                "target": "y",
+                "features": ["x"],
+                "time": "",
+                "kind": REGRESSION,
+                "rows": 80,
+            }
+            | {"rows": 80, "clients": 4, "package": "r-cran-made", "version": "1.0-2"}
+        )
+    results = [advise_table(tmp_path, entry, 1, "linear") for entry in entries]
+    page = write_page(entries, [Table(result, None) for result in results])
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| a")}
+    for entry, result in zip(entries, results):
+        line = rows[entry["name"]]
+        over_local = 100 * (1 - result["recommended"].mean() / result["local"].mean())
+        assert f"{over_local:+.1f}%" in line and "made 1.0 | mse | 4 | 80" in line
+    assert "## Whether the stated confidence is right" in page and page.count("\n| local |") == 1
