@@ -73,7 +73,7 @@ def fit(
     With `out` the run is written there and can be resumed; without, nothing is written. `callbacks` are called in the
     round loop (`mooring.engines.callbacks.Callback`). `metrics` are functions of (targets, predictions)
     by name, measured in every evaluated round and by client (`mooring.engines.metrics`). `track` is "mlflow" or
-    "tensorboard": every evaluated round is logged there while the run goes on. `trust_code` lets an untrusted run file
+    "tensorboard": every evaluated round is logged there as soon as it ends. `trust_code` lets an untrusted run file
     run the code that it names.
     """
     source = data

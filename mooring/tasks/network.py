@@ -481,11 +481,17 @@ class NetworkTask(Task):
         by_client = self._trains_by_client(*rows.rows_at(some)) if len(rows.y) else bool(self.by_client)
         return self._trainer().train if by_client else None
 
-    def try_forward(self, rows: Rows) -> Any:
-        """What the network returns for the first rows; random states stay as they were."""
-        x, _ = rows.rows_at(torch.arange(min(PROBE_ROWS, len(rows.y)))[None])
+    def try_forward(self, rows: Rows, hook: Callable[..., Any], layer: nn.Module) -> Any:
+        """What the network, which is probed before, returns for the first rows, the hook being called with the layer's
+        outputs; random states stay as they were."""
+        x, y = rows.rows_at(torch.arange(min(PROBE_ROWS, len(rows.y)))[None])
         with torch.no_grad(), CALLING, RANDOM_LOCK, self.device.fork_random_state():
-            return self._call(self.module, self.device.load(x[0]))
+            self._probe(x[0], y[0])
+            handle = layer.register_forward_hook(hook)
+            try:
+                return self._call(self.module, self.device.load(x[0]))
+            finally:
+                handle.remove()
 
     def _trains_by_client(self, x: Tensor, y: Tensor) -> bool:
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""

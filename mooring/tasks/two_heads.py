@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
 from mooring.core.task import Task, head_coefficients, trained_blocks
 from mooring.tasks.network import FORWARD_ERRORS, NetworkTask
 from mooring.tasks.network_inputs import main_output
@@ -62,6 +63,9 @@ class TwoHeadedTask(NetworkTask):
         h[:, :size][:, self.head] = joint[:, size : self.parameter_dim]
         return w, h
 
+    def _probe(self, x: Tensor, y: Tensor) -> None:
+        """The network with one head was probed (`add_personal_head`)."""
+
     def output_loss(self, output: Any, y: Tensor) -> Tensor:
         generic, personal = self._main_output(output).chunk(2)
         return super().output_loss(generic, y) + super().output_loss(personal, y)
@@ -83,13 +87,10 @@ def add_personal_head(task: Task, rows: Rows) -> TwoHeadedTask | None:
     if not layer or type(head) is not nn.Linear or not all(p.requires_grad for p in head.parameters()):
         return None
     seen: list[Tensor] = []
-    hook = head.register_forward_hook(lambda module, given, output: seen.append(output))
     try:
-        output = task.try_forward(rows)
-    except FORWARD_ERRORS:
+        output = task.try_forward(rows, lambda module, given, scores: seen.append(scores), head)
+    except (*FORWARD_ERRORS, RequestError):
         return None  # explained where training fails
-    finally:
-        hook.remove()
     reads_whole_output = task.has_own_loss and not isinstance(output, Tensor)
     if reads_whole_output or len(seen) != 1 or main_output(output) is not seen[0]:
         return None

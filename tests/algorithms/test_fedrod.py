@@ -111,3 +111,22 @@ def test_the_work_of_one_pass_is_counted_once():
         server, exchange.states.take(torch.arange(M)), task, exchange.data, Round(1, 1, M, M, 1.0, 0)
     )
     assert meter.gradients == meter.samples == STEPS * len(federation.train.y)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("make", [perceptron, convolution])
+def test_a_loss_of_ones_own_is_taken_of_both_heads(make, reduction):
+    def loss(output, y):
+        return F.cross_entropy(output, y, reduction=reduction)
+
+    fields = {"eta": ETA, "steps": STEPS, "batch": 0, "balanced": False}
+    changes = []
+    for task in (NetworkTask(make, loss), NetworkTask(make)):
+        federation = clients()
+        algorithm, exchange, server = settled_simulator(build("fedrod", fields), task, federation)
+        fresh = NetworkTask(make, loss) if task.has_own_loss else task  # its first rows are those of this update
+        assert add_personal_head(fresh, federation.train) is not None
+        state = exchange.states.take(torch.arange(M))
+        changes.append(algorithm.client_update(server, state, fresh, exchange.data, Round(1, 1, M, M, 1.0, 0)))
+    torch.testing.assert_close(changes[0][1], changes[1][1], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(changes[0][0].v, changes[1][0].v, rtol=1e-9, atol=1e-12)

@@ -22,6 +22,7 @@ ELSEWHERE = {  # pages that other tests go through, or that only show what is do
     "deploying.md": "tests/engines/test_flower_processes.py",
     "claims.md": "tests/experiments: minutes of work",
     "experiments.md": "tests/experiments: minutes of work",
+    "network-adapters.md": "tests/journeys/test_adapters.py",
     "networks.md": "tests/journeys/test_researcher.py",
     "performance.md": "its commands measure for minutes",
     "reliability.md": "its commands take minutes",
