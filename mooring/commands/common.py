@@ -43,7 +43,7 @@ MethodChoice = Annotated[
 
 
 def open_display(aside: bool, track: str | None) -> Any:
-    """Where a command speaks (`aside`: stdout is for data); a tracker that is not there is told before the work."""
+    """Return the display of a command (`aside`: stdout is for data); a tracker that is missing is refused first."""
     from mooring.report.terminal import Display
 
     if track is not None:

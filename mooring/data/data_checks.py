@@ -287,7 +287,8 @@ def name_findings(checked: CheckedTable) -> Iterator[Finding]:
 def size_findings(checked: CheckedTable) -> Iterator[Finding]:
     size = np.bincount(checked.code, minlength=len(checked.names))
     if len(size) == 1:
-        yield Finding(WARNING, None, checked.roles.client, f"There is one client only, '{checked.names[0]}'.")
+        sentence = f"There is one client only, '{checked.names[0]}'; a federation needs two or more. Check --client."
+        yield Finding(ERROR, None, checked.roles.client, sentence)
     largest, middle = int(size.argmax()), float(np.median(size))
     if size[largest] > MAX_SIZE_RATIO * middle:
         name = checked.names[largest]
@@ -306,7 +307,9 @@ def class_findings(checked: CheckedTable) -> Iterator[Finding]:
         first = {int(c): int(k) for c, k in cells.T[::-1]}
         for i in lone:
             level = checked.target.classes[first[int(i)]]
-            sentence = f"Client '{checked.names[i]}' has one class only, '{level}'; it cannot learn the others alone."
+            sentence = (
+                f"Client '{checked.names[i]}' has one class only, '{level}'; a local model cannot learn the others."
+            )
             yield Finding(WARNING, checked.names[i], roles.target, sentence)
 
 

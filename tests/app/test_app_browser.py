@@ -21,8 +21,8 @@ def address(tmp_path):
     """The address that `mooring app` prints, served by a process of its own."""
     words = [sys.executable, "-m", "mooring", "app", "--folder", str(tmp_path / "kept")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as app:
-        told = app.stdout.readline()
-        yield re.search(r"http://\S+", told).group()
+        reply = app.stdout.readline()
+        yield re.search(r"http://\S+", reply).group()
         app.terminate()
 
 
@@ -39,8 +39,8 @@ def test_from_a_dropped_file_to_the_report(address, tmp_path):
         page.on("request", lambda request: asked.append(request.url))
         page.goto(address)
         dropped = page.evaluate_handle(
-            """text => { const held = new DataTransfer();
-            held.items.add(new File([text], "my shops.csv", { type: "text/csv" })); return held; }""",
+            """text => { const transfer = new DataTransfer();
+            transfer.items.add(new File([text], "my shops.csv", { type: "text/csv" })); return transfer; }""",
             table().to_csv(index=False),
         )
         page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})

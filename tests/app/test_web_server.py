@@ -104,8 +104,8 @@ def test_names_lead_nowhere_else(client, folder):
     assert lost.status_code == 422 and 'href="../"' in lost.text and "no run called &#39;none&#39;" in lost.text
     for name in ("..%2fsecret.csv", "%2e%2e/secret.csv", "..", "secret.csv"):
         assert client.get(f"/{TOKEN}/tables/{name}").status_code in (404, 422)
-    told = give(client, table().to_csv(index=False), "..%2f..%2fout.csv").json()
-    assert told == {"next": "tables/out.csv"} and (folder / "tables" / "out.csv").is_file()
+    reply = give(client, table().to_csv(index=False), "..%2f..%2fout.csv").json()
+    assert reply == {"next": "tables/out.csv"} and (folder / "tables" / "out.csv").is_file()
 
 
 def test_what_is_no_table_is_refused_in_a_sentence_and_not_kept(client, folder):
@@ -115,15 +115,15 @@ def test_what_is_no_table_is_refused_in_a_sentence_and_not_kept(client, folder):
 
 
 def test_from_a_table_to_a_report(client, folder):
-    told = give(client, table().to_csv(index=False)).json()
-    page = client.get(f"/{TOKEN}/{told['next']}").text
+    reply = give(client, table().to_csv(index=False)).json()
+    page = client.get(f"/{TOKEN}/{reply['next']}").text
     assert "<option selected>shop</option>" in page and "<option selected>sold</option>" in page
     assert "To fix" not in page and "disabled" not in page  # clients of few rows take part
-    page = client.get(f"/{TOKEN}/{told['next']}?client=shop&target=sold&drop_small=on").text
+    page = client.get(f"/{TOKEN}/{reply['next']}?client=shop&target=sold&drop_small=on").text
     assert "Shop-tiny" in page and "it is left out" in page and "disabled" not in page
     asked = {"client": "shop", "target": "sold", "drop_small": True}
-    told = client.post(f"/{TOKEN}/{told['next']}/advise", json.dumps(asked)).json()
-    at = f"/{TOKEN}/{told['next'].removeprefix('../')}"
+    reply = client.post(f"/{TOKEN}/{reply['next']}/advise", json.dumps(asked)).json()
+    at = f"/{TOKEN}/{reply['next'].removeprefix('../')}"
     state = {"state": "waiting"}
     while state["state"] in ("waiting", "running"):
         time.sleep(0.1)
@@ -143,8 +143,8 @@ def test_from_a_table_to_a_report(client, folder):
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '"x"', "{}", '{"client": 5, "target": "y"}', "[" * 5000])
 def test_a_request_that_is_not_json_is_refused_in_a_sentence(body, client, folder):
-    told = give(client, table().to_csv(index=False)).json()
-    answer = client.post(f"/{TOKEN}/{told['next']}/advise", body)
+    reply = give(client, table().to_csv(index=False)).json()
+    answer = client.post(f"/{TOKEN}/{reply['next']}/advise", body)
     assert answer.status_code == 422 and ("the request" in answer.text or "client must be a text" in answer.text)
 
 
@@ -165,7 +165,7 @@ def test_what_goes_wrong_on_the_way_is_told_in_a_sentence(tmp_path, capsys):
 
 
 def test_it_listens_on_this_machine_only(tmp_path, monkeypatch):
-    bound, told = [], []
+    bound, addresses = [], []
 
     class Server:
         def __init__(self, config):
@@ -175,12 +175,12 @@ def test_it_listens_on_this_machine_only(tmp_path, monkeypatch):
             bound.extend(one.getsockname() for one in sockets)
 
     monkeypatch.setattr(web_server.uvicorn, "Server", Server)
-    web_server.serve(tmp_path / "kept", 0, told.append)
-    web_server.serve(tmp_path / "kept", 0, told.append)
+    web_server.serve(tmp_path / "kept", 0, addresses.append)
+    web_server.serve(tmp_path / "kept", 0, addresses.append)
     assert [host for host, _ in bound] == ["127.0.0.1"] * 2
-    first, second = (address.split("/")[3] for address in told)
+    first, second = (address.split("/")[3] for address in addresses)
     assert first != second and len(first) >= 24
-    assert told[0].startswith(f"http://127.0.0.1:{bound[0][1]}/")
+    assert addresses[0].startswith(f"http://127.0.0.1:{bound[0][1]}/")
 
 
 def test_guesses_of_columns():

@@ -110,7 +110,7 @@ def test_lopsided_sizes_and_lone_clients():
     frame = clean(clients=3, rows=5)
     big = pd.concat([frame, clean(clients=1, rows=600, seed=1).assign(site="big")], ignore_index=True)
     assert hit(run(big), "warning", "'big' has 600 rows, 120 times", client="big")
-    assert hit(run(clean(clients=1)), "warning", "one client only", column="site")
+    assert hit(run(clean(clients=1)), "error", "one client only", column="site")
 
 
 def test_the_target_among_the_features():

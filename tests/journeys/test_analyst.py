@@ -22,9 +22,9 @@ def test_the_page_on_tables(tmp_path, monkeypatch, capsys):
     table = pd.read_csv("coefficients.csv")
     assert list(table.columns) == ["client", "term", "coefficient", "global", "deviation"]
     served = pd.read_csv("served.csv")
-    newcomer, told = pd.read_csv("new_client.csv"), mooring.open("runs/joined")
-    assert "14" in told.names and len(served) == len(newcomer)
-    assert np.mean((served["score"] - newcomer["score"]) ** 2) < 0.8 * newcomer["score"].var()
+    new_rows, joined = pd.read_csv("new_client.csv"), mooring.open("runs/joined")
+    assert "14" in joined.names and len(served) == len(new_rows)
+    assert np.mean((served["score"] - new_rows["score"]) ** 2) < 0.8 * new_rows["score"].var()
     assert len(names["again"].clients) == len(names["result"].clients) == 41
 
 
@@ -108,8 +108,8 @@ def test_from_a_messy_workbook_to_predictions_in_excel(tmp_path, monkeypatch, ca
     cures = ["--na", "k.A.", "--merge-levels", "sonig=sonnig"]
     typed(["check", "umsatz.xlsx", *roles, *cures])
     typed(["advise", "umsatz.xlsx", *roles, *cures, "--shape", "linear", "--out", "run"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Recommendation for umsatz.xlsx (3 clients, 90 rows)" in said and "RMSE" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Recommendation for umsatz.xlsx (3 clients, 90 rows)" in output and "RMSE" in output
     typed(["predict", "run", "umsatz.xlsx", "--interval", "90%", "--out", "predictions.xlsx"])
     predictions = pd.read_excel("predictions.xlsx")
     error = np.sqrt(np.mean((predictions["Umsatz"] - frame["Umsatz"]) ** 2))

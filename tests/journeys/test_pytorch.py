@@ -86,11 +86,11 @@ def numbers(level=942.0, outputs=None):
 @pytest.mark.parametrize("make", SEQUENCES.values(), ids=SEQUENCES)
 def test_sequence_networks_train_resume_predict_and_export(tmp_path, make):
     data = sentences()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = mooring.fit(data, model=make, rounds=8, evaluate_every=4, out=tmp_path / "run", **QUICK)
-    slow = [str(one.message) for one in said if "one after another" in str(one.message)]
-    assert len(slow) <= 1, "said once"
+    slow = [str(warning.message) for warning in caught if "one after another" in str(warning.message)]
+    assert len(slow) <= 1, "one warning"
     if make is Recurrent:
         assert len(slow) == 1
     assert result.summary["personal"] < np.log(2)  # better than a coin
@@ -216,8 +216,8 @@ def test_several_labels_per_row(loss):
     assert result.module("site 0")(xs[0]).shape == (ROWS, 2)
     assert result.summary["personal"] < np.log(2) / 2
     if loss is None:
-        said = result.predict(xs[0], "site 0")
-        assert float(((said > 0.5) == (xs[0][:, :2] > 0)).float().mean()) > 0.9
+        predicted = result.predict(xs[0], "site 0")
+        assert float(((predicted > 0.5) == (xs[0][:, :2] > 0)).float().mean()) > 0.9
 
 
 def test_several_numbers_per_row():
@@ -270,9 +270,9 @@ def test_a_result_is_told_in_ten_lines():
 
 
 def test_without_baselines_nothing_else_is_trained():
-    told = set()
-    result = mooring.fit(Plain, sentences(), rounds=2, **QUICK, progress=lambda what, *_: told.add(what))
-    assert told == {"fedavg_finetune"} and result.clients["local"].isna().all()
+    steps = set()
+    result = mooring.fit(Plain, sentences(), rounds=2, **QUICK, progress=lambda what, *_: steps.add(what))
+    assert steps == {"fedavg_finetune"} and result.clients["local"].isna().all()
 
 
 def test_a_model_that_fails_says_where():

@@ -71,10 +71,10 @@ def test_a_page_works_in_an_empty_folder(page, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("book", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs(book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    held = json.loads(book.read_text())
-    assert held["nbformat"] == 4 and all(not cell.get("outputs") for cell in held["cells"])
+    notebook = json.loads(book.read_text())
+    assert notebook["nbformat"] == 4 and all(not cell.get("outputs") for cell in notebook["cells"])
     names: dict = {}
-    for cell in held["cells"]:
+    for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), book.name, "exec"), names)
 
