@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -48,6 +48,7 @@ from mooring.advice.reporting.theory_report import TheoryReport, theory_as_json
 from mooring.advice.result import AdviceMethods
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx
+from mooring.core.types import JsonObject, NamedValues
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
 from mooring.engines.fit_files import check_same_data, describe_task, initial_files
@@ -81,14 +82,14 @@ class AdviceResult(AdviceMethods):
     """What `advise` returns. Losses and improvements are in the target's own units."""
 
     job: Job
-    summary: dict[str, Any]
+    summary: JsonObject
     clients: pd.DataFrame  # one row per client, in the columns of clients.parquet
     models: RecommendedModels
     choice: Choice
     evidence: Evidence
     path: pd.DataFrame  # family, lam and held-out loss of the path, with its two ends
     theory: TheoryReport | None
-    column_effects: list[dict[str, Any]]  # partial dependence on columns whose effects are not linear
+    column_effects: list[JsonObject]  # partial dependence on columns whose effects are not linear
     learning_curve: LearningCurve | None  # a typical client's losses with more rows; None where local models do as well
     headline: str  # the answer in a sentence
     words: dict[str, str]  # the sentences behind it, by what they are about
@@ -96,7 +97,7 @@ class AdviceResult(AdviceMethods):
     writes_models: bool = True  # whether the run directory contains the clients' models, which remote clients keep
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """All of it as plain tables, as `advice.json` keeps it: what reports are made from."""
         table, unit = self.choice.table, self.job.clients.target_scale**self.job.task.unit_power
         plan = table[table["plan"]].iloc[0]
@@ -141,12 +142,12 @@ class AdviceResult(AdviceMethods):
 
 
 def advise(
-    data: Any,
-    second: Any = None,
+    data: object,
+    second: object = None,
     *,
     out: str | Path | None = None,
-    model: Any = None,
-    settings: Mapping[str, Any] | None = None,
+    model: object = None,
+    settings: NamedValues | None = None,
     progress: bool | OnProgress = False,
     trust_code: bool = False,
     **options: Unpack[AdviceOptions],
@@ -181,8 +182,8 @@ def advise(
 def resume(
     path: str | Path,
     tell: OnProgress = ignore_progress,
-    source: Any = None,
-    model: Any = None,
+    source: object = None,
+    model: object = None,
     trust_code: bool = False,
 ) -> AdviceResult:
     """Continue an interrupted advice to the same bytes as without it: finished folds are not fitted again."""
@@ -252,7 +253,7 @@ def run_advice(
     return advice
 
 
-def as_json(advice: AdviceResult) -> dict[str, Any]:
+def as_json(advice: AdviceResult) -> JsonObject:
     """The object that `mooring advise --json` prints."""
     rows = advice.clients.to_dict("records")
     return dict(zip(PRINTED_KEYS, (advice.headline, advice.summary, rows, str(advice.run) if advice.run else None)))

@@ -17,6 +17,7 @@ from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import nearest_names
 from mooring.core.score_sentences import direction, format_loss
+from mooring.core.types import JsonObject
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
 from mooring.engines.fit_result import to_target_units
@@ -42,7 +43,7 @@ class AdviceMethods:
     """Methods of the result of `advise`, which has the attributes below."""
 
     job: Job
-    summary: dict[str, Any]
+    summary: JsonObject
     clients: pd.DataFrame
     models: Any
     headline: str
@@ -63,7 +64,7 @@ class AdviceMethods:
             job.task, read_scaling(job.clients), models.global_, models.recommended, job.clients.names
         )
 
-    def predict(self, data: Any, client: Any = None, interval: float | None = None) -> Any:
+    def predict(self, data: object, client: object = None, interval: float | None = None) -> Any:
         """Predictions for new rows, each with its client's recommended model, or all with that of `client`.
 
         `data` is a table like the one given to `advise`; the result is a data frame with one row per row. Unknown
@@ -90,7 +91,7 @@ class AdviceMethods:
             warnings.warn(note, stacklevel=2)
         return frame
 
-    def vector(self, client: Any = None) -> Tensor:
+    def vector(self, client: object = None) -> Tensor:
         """The parameters of a client's recommended model (default: of the global model)."""
         if client is None:
             return self.models.global_
@@ -103,13 +104,13 @@ class AdviceMethods:
             )
         return self.models.recommended[names.index(str(client))]
 
-    def module(self, client: Any = None) -> nn.Module:
+    def module(self, client: object = None) -> nn.Module:
         """The network that a client should use (default: the global one), in evaluation mode and in the target's own
         units; classes and labels come as logits."""
         clients = self.job.clients
         return build_module(self.job.task, self.vector(client), clients.target_mean, clients.target_scale)
 
-    def model(self, client: Any = None) -> Any:
+    def model(self, client: object = None) -> Any:
         """A client's recommended model (default: the global one): a network, or an estimator of scikit-learn's on the
         encoded columns in the units of the data."""
         if isinstance(self.job.task, NetworkTask):
@@ -163,7 +164,7 @@ class AdviceMethods:
         return f"<p><strong>{escape(self.headline)}</strong></p><p>{escape(self.words['losses'])}</p>{table}{note}"
 
 
-def describe_client(row: dict[str, Any]) -> str:
+def describe_client(row: JsonObject) -> str:
     """A client's recommendation in one line."""
     recommended = row["recommended"]
     sides = [

@@ -338,6 +338,7 @@ def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeyp
     algorithm = APFL(**({"alpha": 0.3, "eta": 0.2, "decay": 0.1, "batch": 4} | MIXTURES[mixture]))
     stacked = visited(algorithm, task, data)
     monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
+    task = NetworkTask(double(make), loss, kernels=kernels)
     assert task.mixture_steps(data.train) is not None
     for most in (1 << 22, 40):
         monkeypatch.setattr(solvers, "MAX_DRAWN_ROWS", most)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mooring.advice.folds import FoldSplit, assign_folds
 from mooring.core.cohort import Rows
-from mooring.core.task import HasProx, layer_mask, with_columns
+from mooring.core.task import HasProx, Task, layer_mask, with_columns
 from mooring.data.column_types import CATEGORY
 from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import ShapedColumns
@@ -50,7 +50,7 @@ MAX_BOOSTED_NUMBERS = 20_000_000  # rows times columns times folds up to which "
 class ColumnSets:
     """Named sets of columns, and models on them as models on all columns."""
 
-    def __init__(self, task: Any, shape: ShapedColumns):
+    def __init__(self, task: Task, shape: ShapedColumns):
         self.task, self.shape = task, shape
         base = list(range(shape.inputs))
         extra = [(shape.inputs + k, column.kind) for k, column in enumerate(shape.groups)]
@@ -105,7 +105,7 @@ class TaskAndRows(NamedTuple):
     rows: Any
 
 
-def on_columns(task: Any, rows: Any, sets: ColumnSets | None, name: str) -> TaskAndRows:
+def on_columns(task: Task, rows: object, sets: ColumnSets | None, name: str) -> TaskAndRows:
     """Task and rows with a set of columns only; as they are without sets."""
     if sets is None:
         return TaskAndRows(task, rows)
@@ -162,12 +162,12 @@ def add_columns(rows: Rows, shape: ShapedColumns, scores: Tensor | None = None) 
     return Rows(shape(rows.x, scores), rows.y, rows.start, rows.size)
 
 
-def can_shape(task: Any) -> bool:
+def can_shape(task: Task) -> bool:
     """Whether extra columns serve the task: one that is linear in its columns and solved exactly."""
     return isinstance(task, HasProx) and hasattr(task, "features") and not isinstance(task, KernelRegression)
 
 
-def boosting_of(task: Any) -> Boosting | None:
+def boosting_of(task: Task) -> Boosting | None:
     """How trees are fitted for the task's loss; None where they are not."""
     if isinstance(task, Linear):
         return Boosting("squared")
@@ -193,7 +193,7 @@ def numeric_columns(clients: Any) -> Sequence[int] | None:
 
 
 def make_shaper(
-    task: Any,
+    task: Task,
     rows: Rows,
     keys: np.ndarray,
     wanted: str,

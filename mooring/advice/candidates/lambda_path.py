@@ -82,19 +82,19 @@ def solve_path(
     return (PathPoint(*point) for point in choose_path_solver(task, rows)(task, rows, p, scales, tight, penalty))
 
 
-def ridge_mask(task: Any) -> Tensor:
+def ridge_mask(task: Task) -> Tensor:
     """[d]: 1 where a ridge on the global model applies, 0 at intercepts."""
     return (~layer_mask(task.layout, ("intercept",))).to(task.dtype)
 
 
-def initial_curvature(task: Any, rows: ClientRows, p: Tensor) -> float:
+def initial_curvature(task: Task, rows: ClientRows, p: Tensor) -> float:
     """The mean curvature of a coefficient at the start: the unit in which SCALES are lambdas."""
     mean = float((p.double() / p.double().sum()) @ client_curvature(task, rows).double())
     return mean if 0 < mean < float("inf") else 1.0
 
 
 @client_function
-def client_curvature(task: Any, batch: Batch) -> Tensor:
+def client_curvature(task: Task, batch: Batch) -> Tensor:
     """[C]: over the coefficients, at 0."""
     w = torch.zeros(len(batch.y), task.dim, dtype=task.dtype)
     if isinstance(task, Linear) and not is_dense(task):
@@ -180,7 +180,7 @@ def _linear_in_blocks(
         yield PathPoint(scale, w.to(task.dtype), v)
 
 
-def cached_moments(task: Any, rows: ClientRows) -> tuple[Tensor, Tensor]:
+def cached_moments(task: Task, rows: ClientRows) -> tuple[Tensor, Tensor]:
     """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d], computed once."""
     name = ("moments", task)
     if name not in rows.cache:
@@ -188,12 +188,12 @@ def cached_moments(task: Any, rows: ClientRows) -> tuple[Tensor, Tensor]:
     return rows.cache[name]
 
 
-def is_wide(task: Any, rows: ClientRows) -> bool:
+def is_wide(task: Task, rows: ClientRows) -> bool:
     """Whether every client has fewer rows than a linear model has coefficients, and these are many."""
     return isinstance(task, Linear) and not task.ridge and not is_dense(task) and int(rows.size.max()) < task.dim
 
 
-def cached_roots(task: Any, rows: ClientRows) -> tuple[Tensor, Tensor]:
+def cached_roots(task: Task, rows: ClientRows) -> tuple[Tensor, Tensor]:
     """Every client's R with R'R = X'X/n [m, most rows, d], and X'y/n [m, d], computed once."""
     name = ("roots", task)
     if name not in rows.cache:
@@ -231,7 +231,7 @@ def second_moments(task: Any, batch: Batch) -> Moments:
     return Moments(weighted.mT @ x + ridge, (weighted.mT @ batch.y.double()[..., None])[..., 0])
 
 
-def eigen_moments(task: Any, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def eigen_moments(task: Task, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, S U, U'S H and U'S m of every client; the last slack's are cached, for the next ridge on the global model.
 
     Several threads may share `rows`: each reads the cache once and returns what it read or computed itself.
@@ -282,7 +282,7 @@ def _solve_wide(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
     return x
 
 
-def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
+def minimize_global_loss(task: Task, rows: ClientRows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
     """[d]: arg min sum_i p_i L_i(w) + 1/2 sum_j ridge_j w_j^2 of a smooth convex task, by Newton's method."""
     w = torch.zeros(task.dim, dtype=task.dtype) if start is None else start
     p = (p.double() / p.double().sum()).to(task.dtype)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
-from mooring.core.task import HasHessianProduct, HasProx, require
+from mooring.core.task import HasHessianProduct, HasProx, Task, require
 from mooring.tasks.linear_score import PiecewiseLinearTask
 
 RELATIVE_GRADIENT_TOLERANCE = 1e-3  # of a solution, relative to the gradient at 0
@@ -36,7 +36,7 @@ PathSolution = tuple[float, Tensor, Tensor]
 
 
 def solve_large_path(
-    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
+    task: Task, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[PathSolution]:
     """Each point to a gradient of RELATIVE times that at the start, in the norm that weighs client i by p_i.
 
@@ -60,7 +60,7 @@ def solve_large_path(
         yield scale, _center(back, p, lam, ridge), back
 
 
-def _fit_pooled(task: Any, rows: Rows, ridge: Tensor, goal: float, moments: Tensor) -> Tensor:
+def _fit_pooled(task: Task, rows: Rows, ridge: Tensor, goal: float, moments: Tensor) -> Tensor:
     """[d]: roughly the global model, from all rows as those of one client: where a path starts."""
     first, last = int(rows.start.min()), int((rows.start + rows.size).max())
     batch = Rows(
@@ -127,7 +127,7 @@ def _norm(g: Tensor, p: Tensor) -> float:
 
 
 def _solve(
-    task: Any, batches: Any, v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor, goal: float, moments: Tensor
+    task: Task, batches: object, v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor, goal: float, moments: Tensor
 ) -> Tensor:
     is_global = bool(torch.isinf(lam).all())
     if is_global:
@@ -207,13 +207,13 @@ def _conjugate(
     return s if float(s.abs().max()) > 0 else precondition(g)
 
 
-def padding_blocks(task: Any, rows: Rows) -> list[Tensor]:
+def padding_blocks(task: Task, rows: Rows) -> list[Tensor]:
     """All clients at once where that pads little memory: a prox of few rows takes as long as one of many."""
     padded = len(rows) * int(rows.size.max()) * task.dim
     return [torch.arange(len(rows))] if padded <= MAX_PADDED_NUMBERS else rows.blocks()
 
 
-def choose_path_solver(task: Any, rows: Rows) -> Callable[..., Iterator[PathSolution]]:
+def choose_path_solver(task: Task, rows: Rows) -> Callable[..., Iterator[PathSolution]]:
     """The solver for a task whose Hessians are too large or do not exist."""
     if task.smooth_loss and isinstance(task, HasHessianProduct):
         return solve_large_path
@@ -242,7 +242,7 @@ def solve_nonsmooth_path(
 
 
 def solve_envelope_path(
-    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
+    task: Task, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[PathSolution]:
     """Infinity stands for a lambda so large that no model differs from w."""
     from scipy.optimize import minimize  # slow to import, and most tasks do not need it

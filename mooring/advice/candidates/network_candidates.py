@@ -19,7 +19,7 @@ Section 3.2.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any
@@ -39,12 +39,13 @@ from mooring.advice.candidates.families import (
     Setting,
     SettingModels,
 )
-from mooring.algorithms.base import build
+from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.algorithms.hyperparameters import DEFAULT_BATCH_ROWS
 from mooring.algorithms.server_optimizers import SERVER_FIELDS
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.callbacks import Callback
 from mooring.engines.fit_result import TrainedModels
 from mooring.engines.loop import TrainingSteps, resolve
@@ -78,12 +79,12 @@ PULLED = (LAMBDA, DITTO)
 class NetworkPlan:
     """What choosing determined, and training on other rows repeats."""
 
-    work: dict[str, Any] = field(default_factory=dict)  # the fields of local training
-    server: dict[str, Any] = field(default_factory=dict)  # those of the server's optimizer, of the global model only
+    work: JsonObject = field(default_factory=dict)  # the fields of local training
+    server: JsonObject = field(default_factory=dict)  # those of the server's optimizer, of the global model only
     rounds: dict[str, int] = field(default_factory=dict)  # by candidate, on `rows` training rows
     rows: int = 0
     variants: int = 0  # that the grid had
-    local: dict[str, Any] = field(default_factory=dict)  # the fields of local training of the local models
+    local: JsonObject = field(default_factory=dict)  # the fields of local training of the local models
 
     def scaled_rounds(self, setting: Setting, rows: int) -> int:
         """The rounds of a candidate on so many training rows: where a round has a fixed number of steps, as many more
@@ -134,7 +135,7 @@ class StopBelowMedian(Callback):
             training.state.stopped = True
 
 
-def list_variants(job: Job, given: Mapping[str, Any], eta: float) -> list[dict[str, Any]]:
+def list_variants(job: Job, given: NamedValues, eta: float) -> list[JsonObject]:
     """The grid around the fields that are `given`: each variant has all fields of local training that differ from the
     defaults; `eta` is the step size that "auto" proposes."""
     free = {name for name in ("eta", "optimizer", "batch", "server_optimizer") if name not in given}
@@ -142,8 +143,8 @@ def list_variants(job: Job, given: Mapping[str, Any], eta: float) -> list[dict[s
     adaptive = given.get("optimizer", "sgd") != "sgd"
     steps = given.get("steps", LocalWork.steps)
     etas = ADAPTIVE_ETAS if adaptive else [factor * eta for factor in SGD_ETA_FACTORS]
-    variants: list[dict[str, Any]] = [{"eta": value} for value in etas] if "eta" in free else [{}]
-    usual: dict[str, Any] = {"eta": ADAPTIVE_ETAS[0] if adaptive else eta} if "eta" in free else {}
+    variants: list[JsonObject] = [{"eta": value} for value in etas] if "eta" in free else [{}]
+    usual: JsonObject = {"eta": ADAPTIVE_ETAS[0] if adaptive else eta} if "eta" in free else {}
     if "server_optimizer" in free:
         factors = MOMENTUM_ETA_FACTORS if "eta" in free and not adaptive else (1.0,)
         values = [usual | ({"eta": factor * usual["eta"]} if usual else {}) for factor in factors]
@@ -162,7 +163,7 @@ def list_variants(job: Job, given: Mapping[str, Any], eta: float) -> list[dict[s
 
 
 def choose_local_training(
-    job: Job, given: Mapping[str, Any], progress: Progress, known: StatisticsCache
+    job: Job, given: NamedValues, progress: Progress, known: StatisticsCache
 ) -> tuple[NetworkPlan, TrainedModels]:
     """The local training of the lowest validation loss, and FedAvg trained with it."""
     eta = resolve_for_job(build("fedavg", dict(given)), job, known)[0].eta
@@ -191,7 +192,7 @@ def choose_local_training(
 
 
 def _train_variant(
-    job: Job, variant: dict[str, Any], known: StatisticsCache, tell: OnProgress, callbacks: list[Callback]
+    job: Job, variant: JsonObject, known: StatisticsCache, tell: OnProgress, callbacks: list[Callback]
 ) -> TrainingSteps[Any]:
     """FedAvg with a variant; the error of one that diverges, or is not for this network, is its result."""
     try:
@@ -230,7 +231,7 @@ def make_algorithm(setting: Setting, plan: NetworkPlan) -> Any:
 
 
 def iterate_candidates(
-    job: Job, given: Mapping[str, Any], plan: NetworkPlan, first: TrainedModels, progress: Progress
+    job: Job, given: NamedValues, plan: NetworkPlan, first: TrainedModels, progress: Progress
 ) -> Iterator[SettingModels]:
     """Every candidate's models; `first` is FedAvg's training; `plan.rounds` and `plan.local` are filled in."""
     known: StatisticsCache = {}
@@ -254,10 +255,10 @@ def iterate_candidates(
     yield _remember(plan, Setting(LOCAL, 0.0), train_local(job, given, plan, progress))
 
 
-def train_local(job: Job, given: Mapping[str, Any], plan: NetworkPlan, progress: Progress) -> TrainedModels:
+def train_local(job: Job, given: NamedValues, plan: NetworkPlan, progress: Progress) -> TrainedModels:
     """Local models with the local training of the plan or the default one, whichever has the lower validation loss."""
     default = {name: value for name, value in given.items() if name in WORK_FIELDS}
-    runs: list[tuple[dict[str, Any], TrainedModels]] = []
+    runs: list[tuple[JsonObject, TrainedModels]] = []
     error: Diverged | None = None
     for work in (plan.work, default):
         ready, exchange, server = resolve_for_job(build("local", work), job)
@@ -338,14 +339,16 @@ def finetune_locally(job: Job, w: Tensor, times: int, plan: NetworkPlan) -> Tens
     return exchange.models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))
 
 
-def resolve_for_job(algorithm: Any, job: Job, known: StatisticsCache | None = None) -> tuple[Any, Simulator, Any]:
+def resolve_for_job(
+    algorithm: AnyAlgorithm, job: Job, known: StatisticsCache | None = None
+) -> tuple[Any, Simulator, Any]:
     """The algorithm in numbers, the job's clients ready to be asked, and the server's first state."""
     exchange = make_simulator(job, known)
     ready, server = resolve(algorithm, job.task, exchange, job.run.training.seed)
     return ready, exchange, server
 
 
-def replace_training(job: Job, **changes: Any) -> Job:
+def replace_training(job: Job, **changes: object) -> Job:
     """The same job with other options of training."""
     training = job.run.training.model_copy(update=changes)
     return replace(job, run=job.run.model_copy(update={"training": training}))

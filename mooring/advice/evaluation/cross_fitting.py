@@ -46,6 +46,7 @@ from mooring.advice.evaluation.setting_choice import (
 from mooring.advice.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, count_folds, row_clients
 from mooring.core.client_functions import ClientRows
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
@@ -77,7 +78,7 @@ class SplitRows(NamedTuple):
 
 
 def cross_fit(
-    task: Any,
+    task: Task,
     rows: ClientRows,
     keys: np.ndarray,
     weights: str | Tensor = "size",
@@ -192,7 +193,7 @@ def expand_sums(sums: LossSums, clients: Tensor, m: int) -> LossSums:
     return LossSums(*(total.index_copy_(0, clients, part) for total, part in zip(zero_sums(m), sums, strict=True)))
 
 
-def count_task_folds(task: Any, rows: ClientRows, folds: int | None, time: Tensor | None = None) -> int:
+def count_task_folds(task: Task, rows: ClientRows, folds: int | None, time: Tensor | None = None) -> int:
     """How many folds: as asked, else by the rows, and fewer where every fit takes iterations."""
     if folds is not None:
         return folds
@@ -200,7 +201,7 @@ def count_task_folds(task: Any, rows: ClientRows, folds: int | None, time: Tenso
     return min(count_folds(rows, time), most)
 
 
-def count_choosing_folds(task: Any, rows: ClientRows, folds: int) -> int:
+def count_choosing_folds(task: Task, rows: ClientRows, folds: int) -> int:
     """In how many of the folds candidates are compared: all of them, unless every candidate takes seconds."""
     total = int(rows.size.sum())
     if isinstance(task, Linear) or (is_dense(task) and total * task.dim**2 <= SLOW_FIT_OPERATIONS):
@@ -213,7 +214,7 @@ def count_choosing_folds(task: Any, rows: ClientRows, folds: int) -> int:
 
 
 def fit_triple(
-    task: Any,
+    task: Task,
     rows: ClientRows,
     choice: Choice,
     priors: Sequence[Prior],

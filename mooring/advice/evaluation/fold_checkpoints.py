@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any
 
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import make_synced_folder, write_error
 from mooring.runs.checkpoint import CHECKPOINT_FOLDER
 from mooring.runs.directory import RunDirectory
@@ -17,7 +17,7 @@ from mooring.runs.tensor_files import read_tensors, write_tensors
 _NAME = re.compile(r"fold-(\d+)\.safetensors")
 
 
-def save_fold(directory: RunDirectory | None, number: int, tensors: dict[str, Tensor], known: dict[str, Any]) -> None:
+def save_fold(directory: RunDirectory | None, number: int, tensors: dict[str, Tensor], known: JsonObject) -> None:
     """Store the result of fold `number`; without a run directory nothing is stored."""
     if directory is None:
         return
@@ -29,7 +29,7 @@ def save_fold(directory: RunDirectory | None, number: int, tensors: dict[str, Te
     write_tensors(folder / f"fold-{number:04d}.safetensors", tensors, {"fold": number, "known": known})
 
 
-def read_folds(directory: RunDirectory | None) -> dict[int, tuple[dict[str, Tensor], dict[str, Any]]]:
+def read_folds(directory: RunDirectory | None) -> dict[int, tuple[dict[str, Tensor], JsonObject]]:
     """All stored folds that are intact; a damaged one is fitted again."""
     folds = {}
     for path in sorted((directory.path / CHECKPOINT_FOLDER).glob("fold-*")) if directory is not None else ():

@@ -23,6 +23,7 @@ from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
 from mooring.advice.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clients, row_losses
 from mooring.core.client_functions import ClientRows
+from mooring.core.task import Task
 from mooring.engines.progress import OnProgress
 from mooring.estimates.task_random_effects import MAX_DIAGONAL_COEFFICIENTS
 from mooring.tasks.linear import Linear
@@ -105,7 +106,7 @@ def fit_folds_in_memory(
     return FoldFits(results, compared, losses_by_row(data, results[:choosing]))
 
 
-def screen_settings(task: Any, settings: list[Setting], fits: list[FoldResult], priors: Sequence[Prior]) -> list[int]:
+def screen_settings(task: Task, settings: list[Setting], fits: list[FoldResult], priors: Sequence[Prior]) -> list[int]:
     """The settings whose losses on the first folds leave them a chance of some weight, and the best of the families
     that are always reported."""
     total = torch.cat([fold.loss for fold in fits], 1).double()
@@ -136,7 +137,7 @@ def losses_by_row(data: FoldedRows, results: list[FoldResult]) -> LossesByRow:
 
 
 def estimate_all_priors(
-    task: Any,
+    task: Task,
     rows: ClientRows,
     sets: ColumnSets | None,
     near: Sequence[Prior] = (),
@@ -162,7 +163,7 @@ def estimate_all_priors(
 
 
 def combine_priors(
-    task: Any, rows: ClientRows, raw: Sequence[Prior], sets: ColumnSets | None, varying: Tensor | None = None
+    task: Task, rows: ClientRows, raw: Sequence[Prior], sets: ColumnSets | None, varying: Tensor | None = None
 ) -> list[Prior]:
     """The priors that settings use, from those of every kind: for each set of columns the preferred one first.
 
@@ -181,7 +182,7 @@ def combine_priors(
     return out
 
 
-def restrict_priors(task: Any, priors: list[Prior], varying: Tensor) -> list[Prior]:
+def restrict_priors(task: Task, priors: list[Prior], varying: Tensor) -> list[Prior]:
     """The priors with a variance of 0 where coefficients do not vary: that of the intercept only where nothing else
     varies, and without it where the intercept does not vary."""
     is_intercept = ridge_mask(task) == 0

@@ -42,6 +42,7 @@ from mooring.advice.folds import (
 )
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.metrics import CLASS_TARGETS
 from mooring.engines.prepare import Job
@@ -57,7 +58,7 @@ class NetworkCheckpoint(NamedTuple):
     """What an interrupted run need not compute again."""
 
     tensors: dict[str, Tensor]
-    known: dict[str, Any]
+    known: JsonObject
 
 
 def network_folds(job: Job, asked: int | None) -> int:
@@ -71,7 +72,7 @@ def network_folds(job: Job, asked: int | None) -> int:
 def network_evidence(
     job: Job,
     folds: int,
-    given: Mapping[str, Any],
+    given: NamedValues,
     tell: OnProgress,
     done: Mapping[int, NetworkCheckpoint] | None = None,
     save: Callable[[int, NetworkCheckpoint], None] | None = None,
@@ -118,7 +119,7 @@ def rows_without_validation(clients: Clients) -> tuple[Rows, Tensor | None]:
     return usable_rows(left), row_groups(left)
 
 
-def evaluate_candidates(job: Job, given: Mapping[str, Any], progress: Progress) -> NetworkCheckpoint:
+def evaluate_candidates(job: Job, given: NamedValues, progress: Progress) -> NetworkCheckpoint:
     """Every candidate's losses on validation rows, and what is needed to train it again."""
     clients = job.clients
     if int(clients.validation.size.sum()) == 0:

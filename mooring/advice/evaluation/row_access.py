@@ -18,6 +18,7 @@ from mooring.advice.folds import (
     row_times,
     usable_rows,
 )
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.metrics import compute_metrics
 from mooring.engines.prepare import Job
@@ -52,6 +53,6 @@ class RowAccess:
         """The rows in folds."""
         return list(iterate_folds(usable.rows, keys, seed, count, usable.groups, usable.times))
 
-    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
+    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> JsonObject:
         """Well-known measures of models on the clients' test rows."""
         return {name: compute_metrics(job.task, job.clients, w).overall for name, w in models.items()}

@@ -14,8 +14,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvatu
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
+from mooring.core.types import NamedValues
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
@@ -76,7 +77,7 @@ class Choice(NamedTuple):
     table: pd.DataFrame  # of every candidate its numbers, held-out loss, how much worse than the plan, error, weight
     priors: list[Prior]  # the preferred one first
     losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
-    local_training: Mapping[str, Any] = {}  # of networks: step size, batch and the like, given or chosen
+    local_training: NamedValues = {}  # of networks: step size, batch and the like, given or chosen
 
 
 def list_candidates(

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.apfl import APFL, Mixture, mix_models
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.hyperparameters import auto_eta, train_locally
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
@@ -46,8 +47,8 @@ ADAPTATION_ROUNDS = 5  # of local work by a new client: 5 passes where a round i
 
 
 def adapt_models(
-    algorithm: Any,
-    server: Any,
+    algorithm: AnyAlgorithm,
+    server: StateTree,
     task: Task,
     data: CohortData,
     round: Round,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -73,7 +73,7 @@ class Personalized(NamedTuple):
 
 def personalize(
     path: str | Path,
-    source: Any,
+    source: object,
     *,
     how: str = "auto",
     method: str | None = None,

@@ -17,6 +17,7 @@ from mooring.advice.folds import FoldSplit
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.prepare import Job
 
@@ -26,7 +27,7 @@ HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds)
 class RemoteAccess(RowAccess):
     reads_rows = False
 
-    def __init__(self, usable: Any, writes_models: bool):
+    def __init__(self, usable: object, writes_models: bool):
         self.rows, self.writes_models = usable, writes_models
 
     def usable(self, clients: Clients) -> UsableRows:
@@ -43,7 +44,7 @@ class RemoteAccess(RowAccess):
 
     @staticmethod
     def fit_folds(
-        data: FoldedRows, settings: list[Setting], choosing: int, near: NearbyPriors, *stored: Any
+        data: FoldedRows, settings: list[Setting], choosing: int, near: NearbyPriors, *stored: object
     ) -> FoldFits:
         """All settings in all folds side by side, without stored ones; losses are sums that clients send."""
 
@@ -57,7 +58,7 @@ class RemoteAccess(RowAccess):
         losses = LossesByModel(data.task, [part.held for part in data.parts[:choosing]], models[:choosing])
         return FoldFits(list(results), list(range(len(settings))), losses)
 
-    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
+    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> JsonObject:
         """None: each client has its own rows, and their measures."""
         return {}
 

@@ -30,6 +30,7 @@ from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASE
 from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.engines.fit_files import describe_task
 from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
@@ -102,7 +103,7 @@ def handle_calls(node: AdviceClientNode, payload: Payload) -> Payload:
     return answer_calls(node.name, node.task, payload, node.rows, CLIENT_FUNCTIONS)
 
 
-def client_record(advice: AdviceResult, row: Any) -> dict[str, Any]:
+def client_record(advice: AdviceResult, row: Any) -> JsonObject:
     """What a client receives: the federation's numbers, and its own row; no other client's."""
     record, own_row = advice.record, to_plain(row.to_dict())
     shared = {name: record[name] for name in ("headline", "summary", "title", "plan", "path", "candidates", "run")}
@@ -114,7 +115,7 @@ def client_record(advice: AdviceResult, row: Any) -> dict[str, Any]:
     }
 
 
-def describe_recommendation(row: dict[str, Any]) -> str:
+def describe_recommendation(row: JsonObject) -> str:
     """A client's recommendation in a sentence."""
     sides = [
         f"better than {ALTERNATIVE_PHRASES[other]} with probability {row[f'probability_better_than_{other}']:.2f}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -15,7 +13,7 @@ server, client = ServerApp(), ClientApp()
 
 
 @server.main()
-def main(grid: Any, context: Context) -> None:
+def main(grid: object, context: Context) -> None:
     from mooring.advice.remote.server import advise_federation
     from mooring.engines.flower.server_run import run_server_app
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.advice.candidates.column_sets import numeric_columns
 from mooring.core.cohort import Rows
+from mooring.core.types import JsonObject
 from mooring.engines.coefficients import read_scaling
 from mooring.engines.fit_result import to_target_units
 from mooring.engines.prepare import Job
@@ -21,7 +20,7 @@ SAMPLED_ROWS = 200  # that predictions are averaged over
 MIN_CURVATURE = 0.01  # root mean square distance from a straight line, as a share of the target's standard deviation
 
 
-def measure_effects(job: Job, shape: ShapedColumns | None, w: Tensor) -> list[dict[str, Any]]:
+def measure_effects(job: Job, shape: ShapedColumns | None, w: Tensor) -> list[JsonObject]:
     """Partial dependence on numeric columns, the least linear first: column, values, prediction, linear, curvature.
 
     `linear` is the straight line through the predictions, `curvature` the root mean square distance from it, and
@@ -42,7 +41,7 @@ def measure_effects(job: Job, shape: ShapedColumns | None, w: Tensor) -> list[di
     scaling, target = read_scaling(clients), to_target_units(clients, rows.y.to(task.dtype)).double()
     splines = {extra.bases[0] for extra in shape.groups if extra.kind == SPLINE}
     least = MIN_CURVATURE * float(target.std())
-    out: list[tuple[float, dict[str, Any]]] = []
+    out: list[tuple[float, JsonObject]] = []
     for column in columns:
         low, high = np.quantile(rows.x[:, column].numpy(), [0.05, 0.95])
         if not high > low:

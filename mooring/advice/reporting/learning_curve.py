@@ -13,13 +13,13 @@ are the rows at which a local model has the loss that the personal one has now (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from mooring.advice.reporting.contributions import PulledFit, mean_degrees_of_freedom
+from mooring.core.types import NamedValues
 
 CURVE_POINTS = 41
 CURVE_RANGE_FACTOR = 2.0  # the curve begins at now / BEYOND and ends at match * BEYOND
@@ -31,7 +31,7 @@ class LearningCurve(NamedTuple):
     match: float  # rows at which it would do as well locally
 
 
-def estimate_learning_curve(fit: PulledFit, frame: pd.DataFrame, summary: Mapping[str, Any]) -> LearningCurve | None:
+def estimate_learning_curve(fit: PulledFit, frame: pd.DataFrame, summary: NamedValues) -> LearningCurve | None:
     """The curve of the median client; None where local models do as well, or no number of rows would do."""
     at = summary["personal"]
     gap = summary["local"] - at

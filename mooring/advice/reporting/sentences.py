@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -20,6 +19,7 @@ from mooring.core.cohort import Batch
 from mooring.core.natural_order import natural_key
 from mooring.core.score_sentences import describe_change, direction, format_loss, join_words
 from mooring.core.task import Task
+from mooring.core.types import NamedValues
 from mooring.engines.prepare import Job
 from mooring.shapes.columns import ShapedColumns
 
@@ -36,12 +36,12 @@ MAX_ROWS_RATIO = 100  # rows needed over rows there are, beyond which no number 
 def write_sentences(
     job: Job,
     frame: pd.DataFrame,
-    summary: Mapping[str, Any],
+    summary: NamedValues,
     choice: Choice,
     shape: ShapedColumns | None,
     theory: TheoryReport | None,
     curve: LearningCurve | None,
-    effects: Sequence[Mapping[str, Any]] = (),
+    effects: Sequence[NamedValues] = (),
 ) -> tuple[str, dict[str, str]]:
     """The headline, and the sentences behind it by what they are about."""
     sentences = {
@@ -84,7 +84,7 @@ def name_clients(names: Sequence[str]) -> str:
     return f"client{'s' * (len(names) > 1)} {join_words(names)}"
 
 
-def describe_losses(summary: Mapping[str, Any]) -> str:
+def describe_losses(summary: NamedValues) -> str:
     """The recommended models' loss and those it is compared with, measured on the same held-out rows."""
     metric, mine = summary["metric"], summary["recommended"]
     sides = [
@@ -98,7 +98,7 @@ def describe_losses(summary: Mapping[str, Any]) -> str:
     return f"With the recommended models, {metric} is {format_loss(mine)}: {' and '.join(sides)}, {rows}."
 
 
-def describe_test_rows(summary: Mapping[str, Any]) -> str:
+def describe_test_rows(summary: NamedValues) -> str:
     """What a table's own test rows show, which took no part in the recommendations."""
     test = summary.get("test")
     if not test:
@@ -107,7 +107,7 @@ def describe_test_rows(summary: Mapping[str, Any]) -> str:
     return f"On the table's own {test['rows']:,} test rows, which decided nothing, {summary['metric']} is: {losses}."
 
 
-def describe_confidence(summary: Mapping[str, Any], m: int) -> str:
+def describe_confidence(summary: NamedValues, m: int) -> str:
     counts = summary["confidence_counts"]
     parts = [f"{word} for {counts[word]:,}" for word in ("high", "moderate", "low") if counts.get(word)]
     return f"Confidence that it is better than the alternatives: {join_words(parts)} of {m:,} clients."
@@ -131,7 +131,7 @@ def describe_shape(choice: Choice, metric: str, unit: float) -> str:
     )
 
 
-def describe_effects(effects: Sequence[Mapping[str, Any]]) -> str:
+def describe_effects(effects: Sequence[NamedValues]) -> str:
     """The columns whose effects are farthest from linear."""
     names = [str(effect["column"]) for effect in effects[:MAX_NAMED]]
     if len(names) < 2:
@@ -192,7 +192,7 @@ def describe_rows_needed(curve: LearningCurve | None) -> str:
     return f"A typical client would need about {needed} rows of its own ({has}) to do as well locally."
 
 
-def describe_fixed_terms(job: Job, summary: Mapping[str, Any]) -> str:
+def describe_fixed_terms(job: Job, summary: NamedValues) -> str:
     """What a user can change where the terms that a formula fixes make personal models worse than local ones."""
     schema = job.clients.schema
     formula = None if schema is None else schema.formula
@@ -205,7 +205,7 @@ def describe_fixed_terms(job: Job, summary: Mapping[str, Any]) -> str:
     )
 
 
-def describe_contributions(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
+def describe_contributions(frame: pd.DataFrame, summary: NamedValues) -> str:
     """Whose rows the other clients need most."""
     if "contribution_pct" not in frame or not frame["contribution_pct"].max() >= MIN_CONTRIBUTION_PCT:
         return ""
@@ -216,7 +216,7 @@ def describe_contributions(frame: pd.DataFrame, summary: Mapping[str, Any]) -> s
     return f"Without {name}, the other clients' {summary['metric']} with personal models would be {change}."
 
 
-def describe_theory(summary: Mapping[str, Any], theory: TheoryReport | None) -> str:
+def describe_theory(summary: NamedValues, theory: TheoryReport | None) -> str:
     """What the theorem of the alternative states, beside what the data show."""
     if theory is None:
         return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from mooring.advice.candidates.families import (
     Setting,
 )
 from mooring.advice.evaluation.setting_choice import Choice
+from mooring.core.types import JsonObject
 
 MAX_LAM = 1e6  # a finite lambda that stands for infinity, relative to the curvature 1 of standardized inputs
 MAX_LISTED_CLIENTS = 10_000  # clients up to which a run file lists every lambda
@@ -67,7 +67,7 @@ def setting_alpha(setting: Setting) -> float:
     return setting.value if setting.family == MIXTURE else float("nan")
 
 
-def as_algorithm(choice: Choice, rows: Tensor, sets: ColumnSets | None = None) -> dict[str, Any]:
+def as_algorithm(choice: Choice, rows: Tensor, sets: ColumnSets | None = None) -> JsonObject:
     """The shared plan as the section [algorithm] of a run file, for clients of `rows` [m]; with column `sets`, on all
     columns of the models.
 

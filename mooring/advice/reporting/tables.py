@@ -34,6 +34,7 @@ from mooring.advice.inference.recommendation import (
 from mooring.advice.reporting.learning_curve import LearningCurve
 from mooring.advice.reporting.setting_summary import client_lams, effective_family, setting_alpha
 from mooring.advice.reporting.theory_report import TheoryReport
+from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.engines.prepare import Job
 
@@ -94,7 +95,7 @@ def client_paths(choice: Choice, clients: int, unit: float) -> list[list[float]]
     return (unit * choice.losses[:, pulled.tolist()]).tolist()
 
 
-def curve_as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
+def curve_as_lists(curve: LearningCurve | None) -> JsonObject | None:
     """A learning curve as `advice.json` keeps it: `now`, `match`, and a list for each column."""
     return None if curve is None else {"now": curve.now, "match": curve.match, **curve.table.to_dict("list")}
 
@@ -156,7 +157,7 @@ def as_percent(improvement: Any, loss: Any) -> Any:
     return np.minimum(100 * np.divide(improvement, loss, out=np.zeros(shape), where=loss > 0), 100.0)
 
 
-def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, recommendations: Recommendations) -> dict[str, Any]:
+def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, recommendations: Recommendations) -> JsonObject:
     """The federation in numbers: held-out losses, improvements of the recommended models, who should use what."""
     options, unit = advice_options(job), loss_scale(job)
     losses = {name: unit * loss for name, loss in recommendations.loss.items()}
@@ -191,7 +192,7 @@ def difference_record(line: MeanDifference, unit: float, loss: float) -> dict[st
     return dict(zip(ends[0], values.tolist())) | dict(zip(ends[1], as_percent(values, loss).tolist()))
 
 
-def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModels, access: RowAccess) -> dict[str, Any]:
+def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModels, access: RowAccess) -> JsonObject:
     """What a table's own test rows show of the models: reported, never used to decide."""
     clients = job.clients
     if clients.has_random_parts or int(clients.test.size.sum()) == 0:
@@ -205,7 +206,7 @@ def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModel
     }
 
 
-def summarize_theory(theory: TheoryReport | None) -> dict[str, Any]:
+def summarize_theory(theory: TheoryReport | None) -> JsonObject:
     if theory is None:
         return {"heterogeneity": None, "threshold": None}
     return {"heterogeneity": theory.heterogeneity, "threshold": theory.thresholds["bayes"]["R"]}

@@ -17,6 +17,7 @@ from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx, HasSolve, Task, require
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.estimates.client_summaries import local_fits, omitted_ridge
 from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
@@ -35,16 +36,16 @@ ROUNDS_ACCURACY = 1e-3  # relative accuracy that the predicted rounds are for
 class TheoryReport(NamedTuple):
     """All of it, as `mooring theory --json` prints it."""
 
-    constants: dict[str, dict[str, Any]]
-    heterogeneity: dict[str, Any]
-    thresholds: dict[str, Any]
-    lam: dict[str, dict[str, Any]]
-    promises: dict[str, Any]
+    constants: dict[str, JsonObject]
+    heterogeneity: JsonObject
+    thresholds: JsonObject
+    lam: dict[str, JsonObject]
+    promises: JsonObject
     assumptions: list[str]
     words: list[str]
 
 
-def theory_as_json(report: TheoryReport) -> dict[str, Any]:
+def theory_as_json(report: TheoryReport) -> JsonObject:
     """The survey as plain data, as `mooring theory --json` prints it and `theory.json` keeps it."""
     return {("lambda" if name == "lam" else name): part for name, part in report._asdict().items()}
 
@@ -96,7 +97,7 @@ def largest_row_loss(task: Task, batch: Batch) -> Tensor:
 
 def thresholds(
     task: Task, rms: Estimate, mu: float, noise: float, ell_max: float, n: Tensor, priors: list[Prior], curvature: float
-) -> dict[str, Any]:
+) -> JsonObject:
     """Where the theorems change their advice, and on which side the estimate lies."""
     typical = float(n.median())
     border = sqrt(alternative.threshold_squared(mu, ell_max, n.numpy()))
@@ -104,7 +105,7 @@ def thresholds(
     best = average_kinds(priors)[0].spread
     # Spread and sampling error of a fit are equal at d tau^2 = d sigma^2 / (n h), h the mean curvature.
     shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * curvature))
-    out: dict[str, Any] = {
+    out: JsonObject = {
         "alternative": {"R": border, "source": "alternative, Corollary 3.1", "side": favored_side(rms, border)},
         "crossing": {
             "R": crossing,
@@ -137,12 +138,10 @@ def favored_side(rms: Estimate, border: float) -> str:
     return "local" if rms.low >= border else "neither"
 
 
-def predict_bounds(
-    r: float, mu: float, smooth: float, ell_max: float, lam: float, p: Tensor, n: Tensor
-) -> dict[str, Any]:
+def predict_bounds(r: float, mu: float, smooth: float, ell_max: float, lam: float, p: Tensor, n: Tensor) -> JsonObject:
     """Orders of the average excess risk, and rounds and local steps at the proposed lambda."""
     sizes, weight = n.numpy(), p.numpy()
-    out: dict[str, Any] = {
+    out: JsonObject = {
         "minimax_aer": minimax.aer_lower(r, mu, smooth, sizes),
         "global_aer": upper_bounds.fedavg_aer(r, mu, smooth, ell_max, weight, sizes),
         "local_aer": upper_bounds.local_aer(mu, smooth, ell_max, weight, sizes),
@@ -163,7 +162,7 @@ def spread_by_feature(priors: list[Prior], clients: Clients) -> dict[str, float]
     return dict(sorted(zip(names, tau), key=lambda pair: -pair[1]))
 
 
-def describe_findings(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], priors: list[Prior]) -> list[str]:
+def describe_findings(rms: Estimate, lines: JsonObject, rules: JsonObject, priors: list[Prior]) -> list[str]:
     """The estimates in sentences: heterogeneity, what the thresholds favor, lambda."""
     favored = {
         "global": "favors the global model over local models",
@@ -185,11 +184,11 @@ def describe_findings(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any
     return [*sentences, *priors[0].spread.warnings]
 
 
-def _as_record(e: Estimate) -> dict[str, Any]:
+def _as_record(e: Estimate) -> JsonObject:
     return {"value": e.value, "low": e.low, "high": e.high, "method": e.method}
 
 
-def _plain(rule: LambdaRule) -> dict[str, Any]:
+def _plain(rule: LambdaRule) -> JsonObject:
     """A rule's value; several numbers become their median and range."""
     if not isinstance(rule.lam, Tensor):
         return {"value": float(rule.lam), "source": rule.source}

@@ -13,14 +13,15 @@ from mooring.algorithms.fedavg_finetune import FedAvgFinetune
 from mooring.algorithms.per_fedavg import PerFedAvg
 from mooring.algorithms.pfedme import PFedMe
 from mooring.algorithms.scaffold_finetune import ScaffoldFinetune
+from mooring.core.types import JsonObject
 from mooring.experiments.base.claims import Check, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Table
 from mooring.experiments.base.results import Ref, of
 
 ETA, DECAY, STEPS, BATCH = 0.1, 0.01, 10, 20  # batches are Table 2's
 FADING = "inverse"  # "linear decay structure with respect to local steps", by 1% per iteration: eta/(1 + k/100)
-EQUATION: dict[str, Any] = {"alpha_pull": 0.0, "alpha_by": "mixture"}  # Eq. 6
-PROGRAM: dict[str, Any] = {"alpha_pull": 0.02, "alpha_by": "parts"}  # how the authors' program moves alpha
+EQUATION: JsonObject = {"alpha_pull": 0.0, "alpha_by": "mixture"}  # Eq. 6
+PROGRAM: JsonObject = {"alpha_pull": 0.02, "alpha_by": "parts"}  # how the authors' program moves alpha
 INNER_ETA = 0.05  # of pFedMe's 5 inner steps, not printed
 ALPHAS = (0.25, 0.5, 0.75)
 FIXED = tuple(f"APFL {alpha}" for alpha in ALPHAS)
@@ -43,11 +44,11 @@ def algorithm(
     *,
     first_alpha: float = 0.5,
     adapt: str = "round",
-    scaffold: dict[str, Any] | None = None,
+    scaffold: JsonObject | None = None,
     **work: Any,
 ) -> Any:
     """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: overrides for SCAFFOLD."""
-    usual: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "steps": STEPS, "batch": BATCH}
+    usual: JsonObject = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "steps": STEPS, "batch": BATCH}
     work = usual | work
     tuning = {"tune_steps": work["steps"], "tune_epochs": work.get("epochs", 0)}
     if run.startswith(ADAPTIVE):
@@ -80,12 +81,12 @@ def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
     return of(common + series, at, run=name_run(method), **fixed)
 
 
-def final(method: str, series: str, **fixed: Any) -> Ref:
+def final(method: str, series: str, **fixed: object) -> Ref:
     """A method's series in the last round."""
     return curve(method, series, -1, **fixed)
 
 
-def late(method: str, series: str, **fixed: Any) -> Ref:
+def late(method: str, series: str, **fixed: object) -> Ref:
     """A method's series over the last evaluated rounds: where clients are sampled, one round has few of them."""
     return curve(method, series, mean_of_last, **fixed)
 
@@ -100,7 +101,7 @@ def percent(method: str, **fixed: Any) -> Ref:
     return of(lambda values: 100 * values[name][-1], run=name_run(method), **fixed)
 
 
-def better(method: str, than: str, **fixed: Any) -> Check:
+def better(method: str, than: str, **fixed: object) -> Check:
     """In the last round, a lower training loss and a higher validation accuracy."""
     return every(
         loss=lower(final(method, LOSS, **fixed), final(than, LOSS, **fixed)),
@@ -108,7 +109,7 @@ def better(method: str, than: str, **fixed: Any) -> Check:
     )
 
 
-def every_pair(series: str, methods: Iterable[str], than: Iterable[str], **fixed: Any) -> Check:
+def every_pair(series: str, methods: Iterable[str], than: Iterable[str], **fixed: object) -> Check:
     """In the last round each of the methods has the lower training loss, or the higher accuracy, than each other."""
     compare = lower if series == LOSS else higher
     pairs = [(a, b) for a in methods for b in than]
@@ -117,7 +118,7 @@ def every_pair(series: str, methods: Iterable[str], than: Iterable[str], **fixed
     )
 
 
-def best(series: str, method: str, among: Iterable[str], **fixed: Any) -> Check:
+def best(series: str, method: str, among: Iterable[str], **fixed: object) -> Check:
     """The lowest training loss, or the highest accuracy, in the last round."""
     compare = lower if series == LOSS else higher
     baselines = [name for name in among if name != method]

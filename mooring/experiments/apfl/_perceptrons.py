@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mooring.core.types import JsonObject
 from mooring.data.image_datasets import load_image_dataset
 from mooring.experiments.apfl._images import perceptron
 from mooring.experiments.apfl._methods import algorithm, has_global_model
@@ -9,7 +10,7 @@ from mooring.experiments.training_curves import train_and_evaluate
 
 
 def run_perceptron(
-    seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, partition: dict[str, Any], **work: Any
+    seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, partition: JsonObject, **work: Any
 ) -> dict[str, list[float]]:
     """Return the last round of a run; every client is tested on rows like its own (P1)."""
     federation = load_image_dataset(data, clients=clients, protocol="P1", seed=seed, **partition)

@@ -1,7 +1,6 @@
 """Figure 5 of `apfl`: natural heterogeneity, one client per author; adaptive APFL against localized FedAvg."""
 
-from typing import Any
-
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.image_datasets import load_image_dataset
@@ -41,7 +40,7 @@ def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], round
     """A tenth of the clients per round, one epoch each."""
     federation = authors(seed, data, clients)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, first_alpha=0.5, epochs=1)
-    options: dict[str, Any] = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
+    options: JsonObject = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
     return train_and_evaluate(method, task, federation, common=has_global_model(run), **options)
 
 

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ import torch
 from mooring.algorithms.apfl import APFL, Mixture, mix_models
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.simulate import simulate
 from mooring.engines.training_state import TrainingPlan
@@ -27,7 +27,7 @@ NEW_CLIENTS = 3
 LONG = 50  # rounds from which compiled steps pay for their compilation
 TUNED, ADAPTIVE = "FedAvg, fine-tuned", "APFL adaptive"
 VARIANT = "APFL adaptive, program's variant"
-WAYS: dict[str, dict[str, Any]] = {
+WAYS: dict[str, JsonObject] = {
     ADAPTIVE: {"alpha": 0.5, "adapt": "round", **EQUATION},
     VARIANT: {"alpha": 0.5, "adapt": "round", **PROGRAM},
     **{f"APFL {alpha}": {"alpha": alpha, "adapt": "no"} for alpha in ALPHAS},
@@ -44,7 +44,7 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
     """Losses and accuracies of the new clients after 0 to 5 epochs. FedAvg's global model is APFL's as well."""
     federation = synthetic(seed, spread, clients + NEW_CLIENTS, samples)
     trained, new = part(federation, torch.arange(clients)), part(federation, torch.arange(clients, len(federation)))
-    work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "epochs": 1, "batch": BATCH}
+    work: JsonObject = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "epochs": 1, "batch": BATCH}
     plan = TrainingPlan(rounds, seed=seed, evaluate_every=rounds)
     task = compile_steps(TASK) if rounds >= LONG and is_numba_available() else TASK
     server = simulate(FedAvg(**work), task, trained, plan, weights="uniform", resolved=True).server
@@ -83,7 +83,7 @@ def worths(clients: Clients, models: torch.Tensor) -> tuple[float, float]:
     return loss_and_accuracy(TASK, models, clients.train)[0], loss_and_accuracy(TASK, models, clients.test)[1]
 
 
-def during(way: str, kind: str, **fixed: Any) -> Ref:
+def during(way: str, kind: str, **fixed: object) -> Ref:
     """Return the mean over the epochs, without the value before them."""
     return of(f"{way} {kind}", mean_after_the_start, **fixed)
 

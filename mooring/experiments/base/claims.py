@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mooring.core.types import JsonObject
 from mooring.experiments.base.results import Coordinates, Ref, Results, describe, interval, of, ratio_interval
 
 Series = Ref | str
@@ -41,10 +42,10 @@ HELD, OPEN, CONTRADICTED = WORDS = ("held", "open", "contradicted")
 
 class Verdict(NamedTuple):
     margin: float  # of the worst place; nan if there is no interval
-    numbers: dict[str, Any]
+    numbers: JsonObject
     repeats: int
     where: str = ""  # which of several checks is the worst
-    decides: dict[str, Any] | None = None  # its numbers; None: those above
+    decides: JsonObject | None = None  # its numbers; None: those above
 
     @property
     def outcome(self) -> str:
@@ -64,7 +65,7 @@ class Verdict(NamedTuple):
         return math.ceil(self.repeats / self.margin**2)
 
     @property
-    def worst(self) -> dict[str, Any]:
+    def worst(self) -> JsonObject:
         return self.numbers if self.decides is None else self.decides
 
 
@@ -90,7 +91,7 @@ def check_maker(function: Callable[..., CheckFunction]) -> Callable[..., Check]:
     """Return a function whose checks are described by its name and its arguments."""
 
     @wraps(function)
-    def make(*args: Any, **kwargs: Any) -> Check:
+    def make(*args: object, **kwargs: object) -> Check:
         check = function(*args, **kwargs)
         return Check(describe(partial(function, *args, **kwargs)), getattr(check, "run", check))
 
@@ -324,7 +325,7 @@ def straightness(x: np.ndarray, y: np.ndarray) -> float:
     return r * abs(r)
 
 
-def margins(mean: Any, low: Any, high: Any, least: float = -np.inf, most: float = np.inf) -> np.ndarray:
+def margins(mean: object, low: object, high: object, least: float = -np.inf, most: float = np.inf) -> np.ndarray:
     """Return by how many half-widths of [low, high] the means lie inside (least, most): above 1 the whole interval
     does, at -1 and below none of it; nan if there is no interval."""
     mean, low, high = (np.asarray(part, dtype=float) for part in (mean, low, high))
@@ -376,7 +377,7 @@ def _several(checks: Mapping[str, Check], required: int) -> Callable[[Results], 
         name = sorted(verdicts, key=lambda name: _badness(verdicts[name]))[len(verdicts) - required]
         worst = verdicts[name]
         worst_name = f"{name}, {worst.where}" if worst.where else name
-        numbers: dict[str, Any] = {name: v.numbers for name, v in verdicts.items()}
+        numbers: JsonObject = {name: v.numbers for name, v in verdicts.items()}
         if required < len(checks):
             outcomes = [v.outcome for v in verdicts.values()]
             numbers = (
@@ -480,7 +481,7 @@ def _unsound(*arrays: np.ndarray) -> float:
     return -np.inf if any(bool(np.any(values < 0)) for values in arrays) else np.nan
 
 
-def _where(point: Coordinates, points: int) -> dict[str, Any]:
+def _where(point: Coordinates, points: int) -> JsonObject:
     """Return the number of points that a claim was tested at, and the worst of them."""
     return {"points": points, **{f"worst {name}": value for name, value in point}} if points > 1 else {}
 

@@ -44,7 +44,7 @@ class Ref(NamedTuple):
     fixed: JsonObject
 
 
-def of(series: str | Callable[[Values], Any], at: int | Callable | None = None, **fixed: Any) -> Ref:
+def of(series: str | Callable[[Values], Any], at: int | Callable | None = None, **fixed: object) -> Ref:
     """Return a reference to a quantity; see the module's docstring."""
     return Ref(series, at, fixed)
 
@@ -66,7 +66,7 @@ class one_of:
 
     values: tuple[Any, ...]
 
-    def __call__(self, value: Any) -> bool:
+    def __call__(self, value: object) -> bool:
         return value in self.values
 
 
@@ -192,7 +192,7 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return ratio, low, high
 
 
-def _is_accepted(value: Any, condition: Any) -> bool:
+def _is_accepted(value: object, condition: object) -> bool:
     return bool(condition(value)) if callable(condition) else value == condition
 
 

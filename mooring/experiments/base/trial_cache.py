@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from mooring.core.types import JsonObject, NamedValues
 from mooring.data.benchmark_datasets import DATA_DIR_VARIABLE
 from mooring.engines.sweep import run_together
 from mooring.experiments.base import code_digest
@@ -37,10 +38,10 @@ def default_trial_folder() -> Path:
 
 def trial_key(
     trial: Callable[..., Any],
-    arguments: Mapping[str, Any],
+    arguments: NamedValues,
     seed: int,
     needs: tuple[str, ...] = (),
-    beside: Sequence[Mapping[str, Any]] = (),
+    beside: Sequence[NamedValues] = (),
 ) -> str:
     """Return the key of a trial; `beside` contains the points that are trained as one cohort, if there are several."""
     content = {
@@ -53,7 +54,7 @@ def trial_key(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def describe_origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), together: bool = False) -> dict[str, Any]:
+def describe_origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), together: bool = False) -> JsonObject:
     """Return what a trial depends on besides its arguments: digest of the code, library versions, digests of the
     data."""
     functions = [trial, run_together] if together else [trial]
@@ -68,7 +69,7 @@ def library_versions() -> dict[str, str]:
     return {library: version(library) for library in LIBRARIES}
 
 
-def load_trial(folder: Path, name: str) -> dict[str, Any] | None:
+def load_trial(folder: Path, name: str) -> JsonObject | None:
     """Return a finished trial, or None; a damaged file counts as absent and is replaced."""
     path = _place(folder, name)
     if not path.exists():
@@ -80,9 +81,7 @@ def load_trial(folder: Path, name: str) -> dict[str, Any] | None:
     return stored | {"values": {series: _to_floats(value) for series, value in stored["values"].items()}}
 
 
-def save_trial(
-    folder: Path, name: str, values: Mapping[str, Any], seconds: float, description: Mapping[str, Any]
-) -> None:
+def save_trial(folder: Path, name: str, values: NamedValues, seconds: float, description: NamedValues) -> None:
     """Write a finished trial; `description` contains its arguments."""
     path = _place(folder, name)
     try:

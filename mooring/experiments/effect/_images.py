@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss, one_hot
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.dichotomous import split_rows
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_personal import FedProxPersonal
@@ -25,6 +26,7 @@ from mooring.algorithms.pfedme import PFedMe
 from mooring.core.cohort import Rows
 from mooring.core.seeds import generator
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.image_datasets import interleave_classes, load_image_dataset
@@ -116,7 +118,7 @@ def convolutions(widths: tuple[int, ...], channels: int, side: int, classes: int
 
 def algorithm(method: str, lam: float, clients: Clients, eta: float, epochs: int, batch: int) -> Any:
     """Local work is `epochs` passes; pFedMe takes as many gradients: so many on each batch of one pass."""
-    work: dict[str, Any] = {"eta": eta, "batch": batch, "epochs": epochs}
+    work: JsonObject = {"eta": eta, "batch": batch, "epochs": epochs}
     if method == "LocalTrain":
         return Local(ridge=0.0, inner="sgd", **work)
     if method == "GlobalTrain":
@@ -136,7 +138,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    algorithm: Any, task: Task, dataset: Federation, rounds: int, seed: int, followed: int = 0
+    algorithm: AnyAlgorithm, task: Task, dataset: Federation, rounds: int, seed: int, followed: int = 0
 ) -> TrainingSteps[Trained]:
     """Return the models after `rounds` rounds, with curves on `followed` test rows."""
     clients = dataset.clients
@@ -203,7 +205,7 @@ def trial(
     """Run one method on one federation; curves use `followed` test rows (0: no curves)."""
     dataset = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
     task = make_task(model, dataset)
-    work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
+    work: JsonObject = {"eta": eta, "epochs": epochs, "batch": batch}
     if method.startswith("dichotomous"):
         return (yield from dichotomous(task, dataset, rounds, seed, method == "dichotomous", work))
     trained = yield from train(algorithm(method, lam, dataset.clients, **work), task, dataset, rounds, seed, followed)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mooring.core.types import JsonObject
 from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.claims import Check, Verdict, check_maker, every, measured
 from mooring.experiments.base.experiment import Cell, Preset
@@ -71,8 +72,8 @@ ROWS = {
 }  # fmt: skip
 FIRST = "MNIST CNN2"  # of the quick preset; Figure 1 (c, f) draws its curves
 SEEN = 100  # test rows on which they are followed
-SMALL: dict[str, Any] = {"clients": 10, "samples": 90, "tested": 300, "batch": 16, "eta": 0.1}
-LARGE: dict[str, Any] = {"clients": 10, "samples": 100, "tested": 10_000, "batch": 16, "eta": 0.01}
+SMALL: JsonObject = {"clients": 10, "samples": 90, "tested": 300, "batch": 16, "eta": 0.1}
+LARGE: JsonObject = {"clients": 10, "samples": 100, "tested": 10_000, "batch": 16, "eta": 0.01}
 STAND_IN = (
     "digits of scikit-learn for MNIST, the other data sets left out; a perceptron with 50 hidden units for CNN2; P1 "
     "and P2"
@@ -88,7 +89,7 @@ def trial(
     """One cell; with `real`, on the paper's data and networks if they are available."""
     settings = ROWS[row]
     lam = settings.lams[NAMES.index(size)] if size else 0.0
-    work: dict[str, Any] = (
+    work: JsonObject = (
         {"epochs": settings.epochs, "rounds": rounds or settings.rounds} if real else {"epochs": 5, "rounds": rounds}
     )
     data, model, sizes = (settings.data, settings.model, LARGE) if real else (settings.stand_in, "mlp", SMALL)

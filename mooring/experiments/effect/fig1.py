@@ -1,7 +1,6 @@
 """Figure 1 (a) of `effect`: FedProx between LocalTrain and GlobalTrain on synthetic data, with exact minimizers."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ FIXED = ("LocalTrain", "GlobalTrain", *FEDPROX)
 THEOREM = "smallest curvature"  # the series of Theorem 1's lambda with its own mu
 
 
-def at(name: str, spread: Any = ANY):
+def at(name: str, spread: object = ANY):
     return of(name, spread=spread)
 
 

@@ -1,7 +1,6 @@
 """Figure 3 of `effect`: FedProx with the lambda of Theorem 1 against both baselines."""
 
 from dataclasses import replace
-from typing import Any
 
 from mooring.experiments.base.claims import Claim, Verdict, check_maker, every, lower, most
 from mooring.experiments.base.experiment import Experiment, Panel
@@ -16,7 +15,7 @@ RIDGE = 2e-5
 SHOWN = ("adaptive", THEOREM, *BASELINES, "from data")
 
 
-def at(name: str, spread: Any = ANY):
+def at(name: str, spread: object = ANY):
     return of(name, spread=spread)
 
 

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox import FedProx
 from mooring.core.cohort import Rows
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.data.generators import BagOfWords
 from mooring.data.image_datasets import load_image_dataset
@@ -87,8 +89,8 @@ PROBLEMS = {
 PROBLEMS["tiny"] = {panel: problem._replace(rounds=8) for panel, problem in PROBLEMS["small"].items()}
 
 
-def algorithms(problem: Problem) -> dict[str, Any]:
-    work: dict[str, Any] = {"eta": problem.eta, "epochs": problem.epochs, "batch": problem.batch}
+def algorithms(problem: Problem) -> JsonObject:
+    work: JsonObject = {"eta": problem.eta, "epochs": problem.epochs, "batch": problem.batch}
     return {
         FEDPROX: FedProx(lam=problem.mu, inner="sgd", **work),
         FEDAVG: FedAvg(**work),
@@ -104,7 +106,9 @@ class Track(NamedTuple):
     points: np.ndarray  # [T], data points accessed up to then
 
 
-def track(algorithm: Any, task: NetworkTask, clients: Clients, problem: Problem, seed: int, stop_at: float) -> Track:
+def track(
+    algorithm: AnyAlgorithm, task: NetworkTask, clients: Clients, problem: Problem, seed: int, stop_at: float
+) -> Track:
     """Run the algorithm until its accuracy reaches `stop_at`."""
     plan = TrainingPlan(problem.rounds, problem.sampled, seed, evaluate_every=problem.rounds)
     test = split_rows(clients.test)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox import FedProx
+from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, Clients, from_arrays
 from mooring.engines.simulate import simulate
 from mooring.engines.training_state import TrainingPlan
@@ -53,7 +54,7 @@ def federation(seed: int, turn: float, alike: bool = False) -> Clients:
 
 
 def squared_gradients(
-    task: Sigmoid, method: Any, clients: Clients, sampled: int, rounds: int, seed: int, w0: Tensor
+    task: Sigmoid, method: object, clients: Clients, sampled: int, rounds: int, seed: int, w0: Tensor
 ) -> np.ndarray:
     """[T]: |grad F(w_t)|^2 for t = 0, ..., T - 1."""
     pooled = clients.train.pooled(clients.weights("uniform"))
@@ -63,7 +64,7 @@ def squared_gradients(
 
     squares = [measure(w0)]
     plan = TrainingPlan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, evaluate_every=rounds)
-    options: dict[str, Any] = {"weights": "uniform", "resolved": True, "w0": w0}
+    options: JsonObject = {"weights": "uniform", "resolved": True, "w0": w0}
     simulate(method, task, clients, plan, watch=lambda now: squares.append(measure(now.server.w)), **options)
     return np.array(squares[:-1])
 
