@@ -15,10 +15,10 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
 from mooring.engines.flower import client_requests, messages, secure_client, secure_sums
 from mooring.engines.flower.client_node import ClientNode
-from mooring.engines.flower.messages import from_records
+from mooring.engines.flower.messages import Payload, from_records
 from mooring.engines.flower.server_run import run_federation
 from mooring.runs.atomic_files import read_json
-from tests.engines.flower_runs import HOW, Killed, make_run
+from tests.engines.flower_runs import HOW, Killed, make_run, write_clients
 from tests.engines.local_grid import LocalGrid
 from tests.engines.secure_runs import ROUNDS, SECURE, WatchedGrid, identities, make_secure_clients, stage_of
 
@@ -294,11 +294,44 @@ def test_too_many_that_never_unmask_end_the_run_in_a_sentence(table, tmp_path, c
         run_federation(run, grid, tmp_path / "run")
 
 
-def test_a_false_share_is_left_out(table):
-    names = [f"site {i}" for i in range(6)]
-    key, places = secrets.token_bytes(32), secure_sums.share_places(names, "site 0")
-    values = secure_sums.split_secret(key, secure_sums.share_threshold(6), 5)
-    shares = {name: values[place - 1] for name, place in places.items()}
-    sealed = secure_sums.encrypt(key, b'{"seed": "x"}', "site 0")
-    assert secure_sums.recover_answer(sealed, shares | {"site 2": 5}, names, "site 0") == {"seed": "x"}
-    assert secure_sums.recover_answer(sealed, shares | {"site 2": 5, "site 3": 5}, names, "site 0") is None
+def run_with_false_shares(monkeypatch, tmp_path, what, lie):
+    """A secure run of seven clients, of which 'site 2' never unmasks; `lie` changes handling of a request."""
+    folder = write_clients(tmp_path / "clients", clients=7)
+    run = make_run(folder, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE | {"deadline": 5.0})
+    usual, reports = client_requests.REQUEST_HANDLERS[what], []
+    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lambda client, payload: lie(usual, client, payload))
+    grid = LocalGrid(make_secure_clients(run, folder, tmp_path / "state"))
+    grid.fate = lambda message, node, number: (
+        "lost" if node == 103 and stage_of(message) == messages.SECURE_UNMASK else "fine"
+    )
+    return run_federation(run, grid, tmp_path / "run", report=reports.append), reports
+
+
+def test_a_false_share_is_left_out_and_its_sender_named(tmp_path, clock, monkeypatch):
+    """Five of six shares are enough; the commitment shows which one is false."""
+
+    def lie(usual, client, payload):
+        reply = usual(client, payload)
+        return Payload({"shares": {"site 2": "5"}}) if client.name == "site 4" else reply
+
+    result, reports = run_with_false_shares(monkeypatch, tmp_path, messages.SECURE_RECOVER, lie)
+    assert bool(torch.isfinite(result.trained.common).all()) and len(result.rounds) == 2
+    assert any("'site 4'" in text and "false share of 'site 2'" in text for text in reports), reports
+
+
+@pytest.mark.parametrize("way", ["false secret", "false commitments"])
+def test_a_client_that_shares_a_false_key_and_leaves_is_named(way, tmp_path, clock, monkeypatch):
+    def lie(usual, client, payload):
+        if client.name != "site 2":
+            return usual(client, payload)
+        with monkeypatch.context() as patch:
+            if way == "false secret":
+                split = secure_sums.split_secret
+                patch.setattr(secure_sums, "split_secret", lambda secret, *a: split(secrets.token_bytes(32), *a))
+            else:
+                patch.setattr(secure_client, "commit_to_share", lambda *a: "00" * 32)
+            return usual(client, payload)
+
+    sentence = "committed to are false" if way == "false secret" else "other than those that it committed to"
+    with pytest.raises(WorkError, match=f"client 'site 2' confirmed a secure sum and left.*{sentence}"):
+        run_with_false_shares(monkeypatch, tmp_path, messages.SECURE_CONFIRM, lie)

@@ -32,7 +32,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooring.core.errors import RequestError
-from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.messages import Payload, payload_bytes
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 
@@ -164,7 +164,6 @@ def append_record(path: Path, line: Mapping[str, Any]) -> None:
 def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
     """Describe what leaves a client: a sentence, and the shape of each array."""
     parts = {name: list(tensor.shape) for name, tensor in reply.tensors.items()}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in reply.tensors.values())
     line: dict[str, Any] = {"request": what, "sent": SENT_DESCRIPTIONS.get(what, "an answer to an unknown request")}
     if "refused" in reply.fields:
         line["sent"] = "a refusal"
@@ -172,5 +171,4 @@ def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
     turn = asked.fields.get("round")
     if isinstance(turn, list) and turn:
         line["round"] = turn[0]
-    fields = len(json.dumps(reply.fields, default=str))
-    return line | {"arrays": parts, "bytes": size + fields}
+    return line | {"arrays": parts, "bytes": payload_bytes(reply)}

@@ -122,7 +122,7 @@ def join(
         raise RequestError(f"--insecure is for this machine only, and {host} is another; give --ca and --key.")
     files = [paths] if isinstance(paths, str | Path) else list(paths)
     rules = None if policy is None else read_policy(policy)
-    clients = []
+    clients: list[ClientNode] = []
     for file in files:
         run = read_federation_request(file, trust)
         if run.federation is not None and run.federation.secure and (key is None or peers is None):
@@ -132,6 +132,8 @@ def join(
         identity = load_identity(key, peers, ca)
         kind = kinds[run.mooring.purpose]
         client = kind(run, Path(data).resolve(), Path(state).resolve(), name, report, identity=identity, policy=rules)
+        if len(files) > 1:
+            report(f"run {len(clients) + 1} of {len(files)}: {Path(file).name}")
         _announce(client, keep_result=len(files) > 1)
         clients.append(client)
     runs, address = ClientRuns(clients), ServerAddress(server, ca, key)

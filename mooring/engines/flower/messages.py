@@ -14,6 +14,7 @@ describes what is wrong, or None. Messages of rounds are also compared with the 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -36,7 +37,7 @@ from mooring.engines.reply_checks import MAX_REPORTED_ROWS
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.runs.atomic_files import to_plain
 
-PROTOCOL_VERSION = 4  # of requests and replies: a server and a client of different ones do not work together
+PROTOCOL_VERSION = 5  # of requests and replies: a server and a client of different ones do not work together
 MAX_DEPTH = 8
 NONE_SUFFIX = "=None"  # ends the name of a part that is None, as in `runs/tensor_files.py`
 COMPACT = (",", ":")  # of JSON
@@ -62,6 +63,12 @@ class Payload(NamedTuple):
 
     fields: dict[str, Any]
     tensors: Mapping[str, Tensor] = {}
+
+
+def payload_bytes(payload: Payload) -> int:
+    """Return the bytes of a payload: of its tensors, and of its fields as JSON."""
+    tensors = sum(tensor.numel() * tensor.element_size() for tensor in payload.tensors.values())
+    return tensors + len(json.dumps(to_plain(payload.fields), separators=COMPACT, default=str))
 
 
 def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
@@ -351,8 +358,8 @@ def check_confirmation(asked: Payload, reply: Payload, client: str) -> None:
         return
     if not isinstance(fields["signature"], str):
         raise MalformedReplyError("it signs nothing")
-    if set(fields["shares"]) != set(asked.fields["survivors"]) - {client}:
-        raise MalformedReplyError("it does not send every peer a share")
+    if not set(fields["shares"]) == set(fields["commitments"]) == set(asked.fields["survivors"]) - {client}:
+        raise MalformedReplyError("it does not send every peer a share and a commitment to it")
     for text in (fields["sealed"], *fields["shares"].values()):
         bytes.fromhex(text)
 
@@ -360,8 +367,15 @@ def check_confirmation(asked: Payload, reply: Payload, client: str) -> None:
 def check_shares(asked: Payload, reply: Payload, client: str) -> None:
     if set(reply.fields["shares"]) != set(asked.fields["shares"]):
         raise MalformedReplyError("it returns other shares than it was asked for")
-    for share in reply.fields["shares"].values():
-        int(share, 16)
+    for name, share in reply.fields["shares"].items():
+        if share is not None and commit_to_share(name, client, share) != asked.fields["commitments"][name]:
+            raise MalformedReplyError(f"it returns a false share of '{name}'")
+
+
+def commit_to_share(owner: str, holder: str, share: str) -> str:
+    """Return a digest that binds a client to the share of its key that it sends a peer; shares are random numbers of
+    256 bits, of which it shows nothing."""
+    return hashlib.sha256(json.dumps([owner, holder, share], separators=COMPACT).encode()).hexdigest()
 
 
 def check_seeds(asked: Payload, reply: Payload, client: str) -> None:

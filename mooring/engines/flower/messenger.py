@@ -32,6 +32,7 @@ from mooring.engines.flower.messages import (
     find_problem,
     from_records,
     join_frames,
+    payload_bytes,
     printable,
     split_frames,
     to_records,
@@ -89,11 +90,6 @@ class ClientFailedError(ClientError):
 
 def ignore_message(sentence: str) -> None:
     """Ignore a sentence for the operator."""
-
-
-def tensor_bytes(payload: Payload) -> int:
-    """Return the bytes of a payload's tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in payload.tensors.values())
 
 
 def format_waiting(what: str, silent: list[str], why: Mapping[str, str], seconds: float) -> str:
@@ -226,9 +222,15 @@ class Messenger:
         self._sent = {key: sent for key, sent in self._sent.items() if sent.what in UNAWAITED_REQUESTS}
         answered = replies.keys() | refused.keys()
         late = {name: why.get(name, "no reply in time") for name in messages if name not in answered}
-        sent, came = sum(map(tensor_bytes, messages.values())), sum(map(tensor_bytes, replies.values()))
+        turn = next(iter(messages.values())).fields.get("round") if messages else None
         self.record(
-            event="asked", request=what, clients=sorted(replies), missing=late | refused, sent=sent, received=came
+            event="asked",
+            request=what,
+            **({"round": turn[0]} if turn else {}),
+            clients=sorted(replies),
+            missing=late | refused,
+            sent=sum(map(payload_bytes, messages.values())),
+            received=sum(map(payload_bytes, replies.values())),
         )
         for name, reason in (late | refused).items():
             self.missed[name] += 1

@@ -39,6 +39,7 @@ from mooring.engines.flower.messages import (
     SECURE_UNMASK,
     SECURE_UPDATE,
     Payload,
+    commit_to_share,
 )
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, read_json, write_json
 
@@ -433,12 +434,13 @@ def share_answer(node: Any, current: dict[str, Any], attempt: dict[str, Any]) ->
     key, places = secrets.token_bytes(32), secure_sums.share_places(attempt["survivors"], node.name)
     threshold = secure_sums.share_threshold(len(attempt["survivors"]))
     values = secure_sums.split_secret(key, threshold, len(places))
-    shares = {}
+    shares, commitments = {}, {}
     for peer, place in places.items():
-        wrapping = _share_key(node, current, sender=node.name, receiver=peer)
-        shares[peer] = secure_sums.encrypt(wrapping, f"{values[place - 1]:x}".encode(), [node.name, peer])
+        wrapping, share = _share_key(node, current, sender=node.name, receiver=peer), f"{values[place - 1]:x}"
+        shares[peer] = secure_sums.encrypt(wrapping, share.encode(), [node.name, peer])
+        commitments[peer] = commit_to_share(node.name, peer, share)
     answer = secure_sums.canonical_bytes(unmask_answer(node, current, attempt))
-    return {"shares": shares, "sealed": secure_sums.encrypt(key, answer, node.name)}
+    return {"shares": shares, "commitments": commitments, "sealed": secure_sums.encrypt(key, answer, node.name)}
 
 
 def _share_key(node: Any, current: dict[str, Any], sender: str, receiver: str) -> bytes:
@@ -473,17 +475,20 @@ def handle_unmask(node: Any, payload: Payload) -> Payload:
 
 
 def handle_recover(node: Any, payload: Payload) -> Payload:
-    """Reveal the shares of peers that confirmed the same sum and went away."""
+    """Reveal the shares of peers that confirmed the same sum and went away; None where a peer's share does not fit its
+    commitment."""
     current, attempt = open_confirmed(node, payload)
-    shares = {}
+    shares: dict[str, str | None] = {}
     for name, text in payload.fields["shares"].items():
         if name == node.name or name not in attempt["survivors"]:
             raise RequestError(f"client '{node.name}' has no share of '{name}' in this sum.")
         wrapping = _share_key(node, current, sender=str(name), receiver=node.name)
         try:
-            shares[name] = secure_sums.decrypt(wrapping, str(text), [name, node.name]).decode()
-        except ValueError:
-            raise RequestError(f"client '{node.name}' was sent a share that '{name}' did not make for it.") from None
+            share = secure_sums.decrypt(wrapping, str(text), [name, node.name]).decode()
+        except ValueError:  # made by another client, or for another
+            share = ""
+        fits = commit_to_share(name, node.name, share) == payload.fields["commitments"][name]
+        shares[name] = share if fits else None
     return Payload({"shares": shares})
 
 

@@ -4,11 +4,13 @@
               key; every client checks the signatures of all others against the keys that it was given (`peers.json`)
     masked    y_i = q(p_i x_i) + G(b_i) + sum_{j > i} G(k_ij) - sum_{j < i} G(k_ij)        modulo 2^64
     confirm   every client signs the list U of clients whose y arrived. It also encrypts what it will reveal (b_i, and
-              k_ij for the clients j outside U) with a fresh key, and sends every peer of U a share of that key
+              k_ij for the clients j outside U) with a fresh key, and sends every peer of U a share of that key, with a
+              commitment to it for the server
     unmask    with the signatures of more than two thirds of the cohort under the same U, client i of U reveals b_i, and
               k_ij for the clients j outside U
     recover   for clients of U that went away after they confirmed, their peers reveal the shares, under the same
-              conditions; |U| - |U|//3 shares give the key back, fewer show nothing (Shamir 1979)
+              conditions; |U| - |U|//3 shares give the key back, fewer show nothing (Shamir 1979). A peer whose share
+              does not fit the commitment is named, and so is a client whose committed shares give no key
     sum       sum_U y_i - sum_U G(b_i) - (the masks shared with clients outside U) = sum_U q(p_i x_i)
 
 k_ij = HKDF(X25519 secret of i and j, session, attempt) and b_i are 32 random bytes; G is the ChaCha20 key stream. A
@@ -25,7 +27,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 import secrets
 from collections.abc import Iterable, Mapping
@@ -55,12 +56,11 @@ from mooring.engines.flower.messages import (
 from mooring.engines.flower.messenger import ClientFailedError, Messenger
 from mooring.runs.sections import FederationSection
 
-PROTOCOL_NAME = "mooring secure sum 2"
+PROTOCOL_NAME = "mooring secure sum 3"
 MIN_COHORT = 3  # with two, each learns the other's vector from the sum
 MAX_BITS = 52  # of a rounded entry: float64 holds no more
 SHARE_PRIME = 2**256 + 297  # the smallest prime above 2^256, so that a key of 32 bytes is an element of its field
 NONCE_BYTES = 12
-MAX_SHARE_SUBSETS = 1_000  # that are tried where some shares are false
 UNMASK_SECONDS = 30.0  # for clients to unmask a sum, where the run file has no deadline; then their peers are asked
 LOSS_RANGE = 2.0**20  # losses are clamped to it, so that one client's divergence looks like everybody's
 
@@ -365,18 +365,31 @@ class SecureAggregator:
             return revealed
         self.messenger.report(f"recovering the masks of {', '.join(absent)} from the shares of {len(revealed)} clients")
         requests = {
-            holder: Payload(about | {"shares": {name: confirmed[name].fields["shares"][holder] for name in absent}})
+            holder: Payload(
+                about
+                | {
+                    key: {name: confirmed[name].fields[key][holder] for name in absent}
+                    for key in ("shares", "commitments")
+                }
+            )
             for holder in revealed
         }
         answered = self.messenger.ask(SECURE_RECOVER, requests, deadline=deadline, quorum=threshold)
         for name in absent:
-            shares = {holder: int(reply.fields["shares"][name], 16) for holder, reply in answered.replies.items()}
+            returned = {holder: reply.fields["shares"][name] for holder, reply in answered.replies.items()}
+            shares = {holder: int(share, 16) for holder, share in returned.items() if share is not None}
             answer = recover_answer(str(confirmed[name].fields["sealed"]), shares, survivors, name)
             if answer is None:
+                false = [holder for holder, share in returned.items() if share is None]
+                why = (
+                    f"{len(shares)} clients returned shares of its key, and {threshold} are needed"
+                    if len(shares) < threshold
+                    else "the shares of its key that it committed to are false"
+                )
+                why += f"; it sent {', '.join(false)} shares other than those that it committed to" if false else ""
                 raise WorkError(
-                    f"{title}: client '{name}' confirmed a secure sum and left, and its masks cannot be recovered; "
-                    f"{len(shares)} clients returned shares, and {threshold} true ones are needed. Restart the client "
-                    "with the state that it had, or start a new run without it."
+                    f"{title}: client '{name}' confirmed a secure sum and left, and its masks cannot be recovered: "
+                    f"{why}. Restart the client with the state that it had, or start a new run without it."
                 )
             revealed[name] = answer
         return revealed
@@ -385,16 +398,17 @@ class SecureAggregator:
 def recover_answer(
     sealed: str, shares: Mapping[str, int], survivors: list[str], owner: str
 ) -> Mapping[str, Any] | None:
-    """Return the owner's answer to unmask from its peers' shares; subsets are tried, since some shares may be false."""
+    """Return the owner's answer to unmask from its peers' shares, which fit its commitments; None where they are too
+    few or give no key."""
     places, threshold = share_places(survivors, owner), share_threshold(len(survivors))
-    for holders in itertools.islice(itertools.combinations(sorted(shares), threshold), MAX_SHARE_SUBSETS):
-        try:
-            key = join_shares({places[holder]: shares[holder] for holder in holders})
-            answer = json.loads(decrypt(key, sealed, owner))
-        except ValueError:
-            continue
-        return answer if isinstance(answer, dict) else None
-    return None
+    if len(shares) < threshold:
+        return None
+    try:
+        key = join_shares({places[holder]: shares[holder] for holder in sorted(shares)[:threshold]})
+        answer = json.loads(decrypt(key, sealed, owner))
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def masked_vector(name: str, reply: Payload) -> np.ndarray:

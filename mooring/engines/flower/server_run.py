@@ -392,7 +392,8 @@ def lead_run(grid: Any, config: Mapping[str, str], lead: Callable[..., Any] = ru
         grid = use_gateway(grid)
         grid.revoked = partial(read_revoked, config.get("revoked", ""))
         if config.get("audit"):
-            grid.record = lambda **line: append_record(Path(config["audit"]), line)
+            name = Path(config["run"]).stem
+            grid.record = lambda **line: append_record(Path(config["audit"]), {"run": name} | line)
         lead(
             run,
             grid,
