@@ -135,10 +135,11 @@ PARTS = {
 
 
 def write(rows: list[str]) -> None:
-    """Put the table into the page."""
+    """Put rows into the table of the page, in place of those that measured the same before."""
     before, _, remainder = PAGE.read_text().partition(BEGIN)
-    _, _, after = remainder.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(rows) + f"\n\n{END}{after}")
+    table, _, after = remainder.partition(END)
+    known = {line.split("|")[1]: line for line in [*table.splitlines(), *rows] if line.startswith("|")}
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(known.values()) + f"\n\n{END}{after}")
 
 
 def main() -> None:

@@ -121,6 +121,15 @@ def test_the_address_decides_nothing(key_folder):
     assert asked.ask("/metrics")[0] == 403 and asked.ask("/metrics", [(b"authorization", b"Bearer t")])[0] == 200
 
 
+def test_metrics_are_in_prometheus_format_with_all_digits(key_folder):
+    asked = Asked(key_folder)
+    asked.gateway.counts["bytes received"], asked.gateway.gauges["rounds_done"] = 123_456_789, 12.0
+    lines = asked.ask("/metrics", [(b"authorization", b"Bearer t")])[1].decode().splitlines()
+    at = lines.index("# TYPE mooring_gateway_bytes_received_total counter")
+    assert lines[at + 1] == "mooring_gateway_bytes_received_total 123456789"
+    assert "# TYPE mooring_rounds_done gauge" in lines and "mooring_rounds_done 12" in lines
+
+
 def test_signatures_are_checked_before_anything_is_read(key_folder):
     """A request without an enrolled key costs its headers, whatever it would send."""
     asked, big = Asked(key_folder), [bytes(1_000_000)] * 5

@@ -431,11 +431,15 @@ class Gateway:
                 self.mailbox.keep_keys(self.keys.names)
 
     def metrics(self) -> str:
-        """Prometheus' text format."""
+        """Return all counts and gauges in Prometheus' text format, with all of their digits."""
         known = {f"mooring_gateway_{name.replace(' ', '_')}_total": float(n) for name, n in self.counts.items()}
         known |= {"mooring_gateway_sessions": float(len(self.mailbox.sessions))}
         known |= {f"mooring_{name}": value for name, value in self.gauges.items()}
-        return "".join(f"{name} {value:g}\n" for name, value in sorted(known.items()))
+        lines = []
+        for name, value in sorted(known.items()):
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines.append(f"# TYPE {name} {kind}\n{name} {value:.15g}\n")
+        return "".join(lines)
 
 
 async def respond(send: Any, status: int, body: bytes, *, kind: str = "", close: bool = False) -> None:

@@ -217,7 +217,7 @@ def describe_error(error: Exception) -> str:
     """Return why there is no connection, in one clause."""
     text = str(error).strip()
     if "401" in text:
-        return "it does not accept our signature: is this machine's clock right, and the key the one enrolled?"
+        return "it does not accept our signature: is this machine's clock right, and the key enrolled and not revoked?"
     if NODE_IN_USE_CODE in text:
         return "this key is not enrolled there yet, or a client with it was connected less than a minute ago"
     return text.split("\n")[-1] or type(error).__name__
