@@ -70,8 +70,21 @@ class Message(NamedTuple):
     lam: Tensor | None  # [C, 1] or [C, d]; None when one number serves all
 
 
+class SendsPull(LocalWork):
+    """What one-stage and two-stage FedProx share: clients send lam (w - v_i)."""
+
+    lam: PenaltyOrRule
+
+    @property
+    def additive(self) -> bool:
+        return is_uniform(self.lam)  # otherwise lam is sent, too, and the step is a ratio of two means
+
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
+        return Server(w0), Client(w0, init_memory(self, task, w0))
+
+
 @dataclass(frozen=True)
-class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
+class FedProxPersonal(SendsPull, Algorithm[Server, Client, Message]):
     lam: PenaltyOrRule = "auto"
     gamma: Auto | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -114,13 +127,6 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
             return set_by_corollary(resolve_auto(ready, task, statistics), task, statistics)
         ready = resolve_auto(replace(ready, inner=choose_inner_solver(ready, task)), task, statistics)
         return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, statistics))
-
-    @property
-    def additive(self) -> bool:
-        return is_uniform(self.lam)  # otherwise lam is sent, too, and the step is a ratio of two means
-
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round

@@ -27,19 +27,18 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf, isfinite, log
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.fedprox_personal import Message, server_direction
+from mooring.algorithms.fedprox_personal import Client, Message, SendsPull, Server, server_direction
 from mooring.algorithms.hyperparameters import (
     auto_eta,
     check_local_work,
     check_ranges,
     choose_inner_solver,
     count_round,
-    init_memory,
     parse_lam_field,
     resolve_auto,
     server_step_factor,
@@ -47,7 +46,6 @@ from mooring.algorithms.hyperparameters import (
 from mooring.algorithms.hyperparameters import schedule as local_work
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
-from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, penalty_rows, uniform_lam
 from mooring.core.solvers import Ball, StepSize, project, train
@@ -64,17 +62,8 @@ FINAL_SLOT = 1  # the last stage draws apart from the round it follows
 UNIT_DIAMETER = 1.0  # any: it cancels in the number of steps
 
 
-class Server(NamedTuple):
-    w: Tensor  # [d]
-
-
-class Client(NamedTuple):
-    v: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
-
-
 @dataclass(frozen=True)
-class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
+class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
     lam: PenaltyOrRule = "auto"
     schedule: str = "constant"  # of step sizes and work; "inverse" is the theorems'
     inner: str = "sgd"  # or "exact"
@@ -132,13 +121,6 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
             smooth=0.0 if smooth == "auto" else smooth,
         )
         return resolve_final_stage(ready, task, statistics)
-
-    @property
-    def additive(self) -> bool:
-        return is_uniform(self.lam)  # otherwise lam is sent, too, and the step is a ratio of two means
-
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
