@@ -55,9 +55,9 @@ def pytest_collection_modifyitems(items):
 def nothing_is_unpickled(request):
     """In no test at all, in whatever it calls; a test that means to says so by the fixture `unpickled`."""
     yield
-    found = UNPICKLED.copy()
+    unpickled = UNPICKLED.copy()
     UNPICKLED.clear()
-    assert not found or "unpickled" in request.fixturenames
+    assert not unpickled or "unpickled" in request.fixturenames
 
 
 @pytest.fixture

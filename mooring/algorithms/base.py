@@ -78,9 +78,9 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
         An algorithm outside this package may need them all the same.
         """
         numbers = ("int", "float", "Auto", "Penalty")
-        words = [f.name for f in dataclasses.fields(self) if any(kind in str(f.type) for kind in numbers)]  # type: ignore[arg-type]
+        field_names = [f.name for f in dataclasses.fields(self) if any(kind in str(f.type) for kind in numbers)]  # type: ignore[arg-type]
         builtin = type(self).__module__.startswith(PACKAGE + ".")
-        return builtin and not any(isinstance(getattr(self, name), str) for name in words)
+        return builtin and not any(isinstance(getattr(self, name), str) for name in field_names)
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Self:
         """The algorithm with fields such as "auto" turned into numbers, from what clients send before training."""
@@ -176,8 +176,8 @@ def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
         if offered is None and _letters(name) in NOT_OFFERED:
             raise RequestError(f"algorithm {name!r} is not offered: {NOT_OFFERED[_letters(name)]}.")
         if offered is None:
-            known = describe_unknown("algorithm", name, algorithm_names(), "mooring list algorithms")
-            raise RequestError(f"{known}; or a file and a class, as my_file.py:MyAlgorithm.")
+            description = describe_unknown("algorithm", name, algorithm_names(), "mooring list algorithms")
+            raise RequestError(f"{description}; or a file and a class, as my_file.py:MyAlgorithm.")
         return check_algorithm_class(offered, name)
     module = importlib.import_module(f"{PACKAGE}.{name}")
     return next(

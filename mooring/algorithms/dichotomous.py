@@ -113,9 +113,9 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
             radii = require_federation("Dichotomous: radius = 'auto'", task, statistics).radii
             radius = radii.rms.value if unit == "system" else radii.most.value
         if "auto" in (mu, ell_max):
-            known = bound_curvature("Dichotomous: variant = 'known_r'", task, statistics)
-            mu = known.mu if mu == "auto" else mu
-            ell_max = known.noise**2 / as_number(mu) if ell_max == "auto" else ell_max
+            bounds = bound_curvature("Dichotomous: variant = 'known_r'", task, statistics)
+            mu = bounds.mu if mu == "auto" else mu
+            ell_max = bounds.noise**2 / as_number(mu) if ell_max == "auto" else ell_max
         inner = choose_inner_solver(self, task)
         ready = replace(self, unit=unit, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max, inner=inner)
         return resolve_auto(ready, task, statistics)

@@ -172,21 +172,21 @@ def auto_gamma(algorithm: FedProxPersonal, task: Task, statistics: ClientStatist
     coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
     """
     smooth = float(statistics.smooth.max())
-    known = smooth > 0 and task.smooth_loss and isinstance(task, HasSolve)
+    is_known = smooth > 0 and task.smooth_loss and isinstance(task, HasSolve)
     share = 1.0 if algorithm.inner == "exact" else 0.5
     if not isinstance(algorithm.lam, PerClientPenalty):
         number = uniform_lam(algorithm.lam)
-        return 0.0 if number == 0 else share * (1 / number + 1 / smooth) if known else 1 / number
+        return 0.0 if number == 0 else share * (1 / number + 1 / smooth) if is_known else 1 / number
     lam = penalty_rows(algorithm.lam, torch.arange(len(statistics.n)), statistics.p)
     bend = (statistics.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
     pull = (statistics.p[:, None] * lam).sum(0)
-    return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if known else 1.0
+    return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if is_known else 1.0
 
 
 def set_by_corollary(algorithm: FedProxPersonal, task: Task, statistics: ClientStatistics) -> FedProxPersonal:
     """eta, gamma and steps of effect, Corollary 1."""
-    known = bound_curvature("FedProxPersonal: preset = 'theory'", task, statistics)
+    bounds = bound_curvature("FedProxPersonal: preset = 'theory'", task, statistics)
     if isinstance(algorithm.lam, PerClientPenalty) or algorithm.lam == 0:
         raise RequestError(f"FedProxPersonal: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
-    sizes = corollary_step_sizes(known.mu, known.smooth, uniform_lam(algorithm.lam))
+    sizes = corollary_step_sizes(bounds.mu, bounds.smooth, uniform_lam(algorithm.lam))
     return replace(algorithm, eta=sizes.eta, gamma=sizes.gamma, steps=sizes.steps)

@@ -108,8 +108,8 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
         if radius == "auto":
             radius = 0.0 if statistics.fit is None else 2 * float(statistics.fit.norm(dim=1).max())
         if self.schedule == "inverse" and "auto" in (mu, smooth):
-            known = bound_curvature("FedProxTwoStage: schedule = 'inverse'", task, statistics)
-            mu, smooth = known.mu if mu == "auto" else mu, known.smooth if smooth == "auto" else smooth
+            bounds = bound_curvature("FedProxTwoStage: schedule = 'inverse'", task, statistics)
+            mu, smooth = bounds.mu if mu == "auto" else mu, bounds.smooth if smooth == "auto" else smooth
         gamma = self.gamma
         if gamma == "auto":
             gamma = 1.0 if not is_uniform(ready.lam) else 1 / uniform_lam(ready.lam) if ready.lam else 0.0

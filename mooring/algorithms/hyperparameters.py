@@ -68,15 +68,15 @@ def check_ranges(algorithm: object, **rules: tuple[float | str | None, ...]) -> 
         value = getattr(algorithm, field)
         if all(isinstance(choice, str) for choice in rule):
             if value not in rule:
-                known = ", ".join(repr(choice) for choice in rule)
-                raise RequestError(f"{owner}: {field} must be one of {known}, got {value!r}.")
+                choices = ", ".join(repr(choice) for choice in rule)
+                raise RequestError(f"{owner}: {field} must be one of {choices}, got {value!r}.")
             continue
-        low, high, *words = rule
+        low, high, *allowed = rule
         assert not isinstance(low, str) and not isinstance(high, str)  # numbers come first
-        if isinstance(value, str) and value in words:
+        if isinstance(value, str) and value in allowed:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            also = f" or {' or '.join(map(repr, words))}" if words else ""
+            also = f" or {' or '.join(map(repr, allowed))}" if allowed else ""
             raise RequestError(f"{owner}: {field} must be a number{also}, got {value!r}.")
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             bounds = f">= {low}" if high is None else f"between {low} and {high}"
@@ -164,8 +164,8 @@ def auto_ridge(statistics: ClientStatistics) -> float:
     """
     if statistics.alone is None or float(statistics.validation.sum()) == 0:
         return 0.0
-    known = statistics.alone.nan_to_num(nan=0.0, posinf=MAX_SUMMABLE_LOSS).clamp(max=MAX_SUMMABLE_LOSS)
-    loss = torch.where(statistics.validation[:, None] > 0, statistics.validation[:, None] * known, 0.0)
+    losses = statistics.alone.nan_to_num(nan=0.0, posinf=MAX_SUMMABLE_LOSS).clamp(max=MAX_SUMMABLE_LOSS)
+    loss = torch.where(statistics.validation[:, None] > 0, statistics.validation[:, None] * losses, 0.0)
     stake = loss.amax(1) - loss.amin(1)
     heard = statistics.validation > 0
     least = int(heard.sum()) // 2 + 1
@@ -197,8 +197,8 @@ def auto_lam(task: Task, statistics: ClientStatistics) -> float:
 
 def curvature_lam(statistics: ClientStatistics) -> float:
     """NETWORK_LAM_PER_CURVATURE times the clients' mean curvature, or times 1 where it is unknown."""
-    known = statistics.smooth[torch.isfinite(statistics.smooth)]
-    return NETWORK_LAM_PER_CURVATURE * (float(known.mean()) if len(known) else 1.0)
+    curvatures = statistics.smooth[torch.isfinite(statistics.smooth)]
+    return NETWORK_LAM_PER_CURVATURE * (float(curvatures.mean()) if len(curvatures) else 1.0)
 
 
 def largest_lam(lam: PenaltyOrRule) -> float:

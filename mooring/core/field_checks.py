@@ -40,11 +40,15 @@ def nearest_names(name: str, known: Iterable[str]) -> list[str]:
     folded: dict[str, str] = {}
     for candidate in known:
         folded.setdefault(_letters(candidate), candidate)
-    asked = _letters(name)
-    if asked in folded:
-        return [folded[asked]]
-    begin = [candidate for letters, candidate in folded.items() if len(asked) > 2 and letters.startswith(asked)]
-    close = difflib.get_close_matches(asked, folded, n=1)
+    letters_of_name = _letters(name)
+    if letters_of_name in folded:
+        return [folded[letters_of_name]]
+    begin = [
+        candidate
+        for letters, candidate in folded.items()
+        if len(letters_of_name) > 2 and letters.startswith(letters_of_name)
+    ]
+    close = difflib.get_close_matches(letters_of_name, folded, n=1)
     return begin[:MAX_SUGGESTIONS] or [folded[candidate] for candidate in close]
 
 
@@ -62,8 +66,8 @@ def check_fields(owner: str, given: NamedValues, known: NamedValues, listed_by: 
             raise RequestError(f"{owner}: {describe_unknown('hyperparameter', name, known, listed_by)}.")
         choices = [get_origin(kind) or kind for kind in type_alternatives(known[name])]
         if not any(matches_type(value, kind) for kind in choices):
-            words = [TYPE_NAMES[kind] for kind in choices if kind in TYPE_NAMES]
-            raise RequestError(f"{owner}: {name} must be {' or '.join(words)}, got {value!r}.")
+            descriptions = [TYPE_NAMES[kind] for kind in choices if kind in TYPE_NAMES]
+            raise RequestError(f"{owner}: {name} must be {' or '.join(descriptions)}, got {value!r}.")
 
 
 def type_alternatives(hint: object) -> list[Any]:

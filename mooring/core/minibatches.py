@@ -211,11 +211,11 @@ def draw_order(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.nda
     Rows are ordered by 40 bits of their words, which follow from the client's words `state` and their numbers, and
     equal ones by number. Both fit one 64-bit word each, so that plain sorts do, and partial ones where few are used.
     """
-    longest, few = int(sizes.max()), int(used.max())
+    longest, longest_used = int(sizes.max()), int(used.max())
     if longest > 1 << ROW_BITS:
         tops = (
-            np.argsort(add_counter(words, np.arange(n)) >> ROW_BITS, kind="stable")[:u]
-            for words, n, u in zip(state, sizes, used)
+            np.argsort(add_counter(state_of_client, np.arange(n)) >> ROW_BITS, kind="stable")[:u]
+            for state_of_client, n, u in zip(state, sizes, used)
         )
         return np.concatenate(list(tops))
     if len(sizes) > 1 and longest * len(sizes) > MAX_PADDING_FACTOR * sizes.sum():  # too uneven for one table
@@ -225,11 +225,11 @@ def draw_order(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.nda
     table = (add_counter(state[:, None], row) >> ROW_BITS << ROW_BITS) | row
     if int(sizes.min()) < longest:
         table[row >= sizes[:, None]] = np.iinfo(np.uint64).max
-    if 2 * few < longest:
-        table = np.partition(table, few - 1, axis=1)[:, :few]
+    if 2 * longest_used < longest:
+        table = np.partition(table, longest_used - 1, axis=1)[:, :longest_used]
     table.sort(axis=1)
-    places = (table[:, :few] & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
-    return places[np.arange(few) < used[:, None]]
+    places = (table[:, :longest_used] & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
+    return places[np.arange(longest_used) < used[:, None]]
 
 
 def counts_to_positions(n: np.ndarray) -> np.ndarray:

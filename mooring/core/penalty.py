@@ -67,8 +67,8 @@ def parse_lam(
     if isinstance(lam, str):
         if lam in rules:
             return lam
-        known = ", ".join(repr(rule) for rule in rules)
-        raise RequestError(f"{owner}: lam must be a number >= 0 or one of {known}, got {lam!r}.")
+        names = ", ".join(repr(rule) for rule in rules)
+        raise RequestError(f"{owner}: lam must be a number >= 0 or one of {names}, got {lam!r}.")
     if isinstance(lam, dict):
         unknown = sorted(set(lam) - {"per_client", "per_coefficient"})
         if unknown:

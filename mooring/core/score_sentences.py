@@ -41,13 +41,13 @@ def describe_scores(summary: NamedValues) -> list[str]:
     """A fit's test loss beside those of its baselines with intervals over clients, and what they leave open."""
     metric, score, rows, level = (summary[name] for name in ("metric", "personal", "test_rows", "level"))
     sides, close = [], []
-    for name, words in BASELINES.items():
+    for name, description in BASELINES.items():
         line = summary.get(f"improvement_over_{name}")
         if line is None or (line["ci_low"] == 0 and line["ci_high"] == 0):  # unknown, or the very same models
             continue
-        sides.append(f"{describe_change(line, level)} than with {words} ({format_loss(summary[name])})")
+        sides.append(f"{describe_change(line, level)} than with {description} ({format_loss(summary[name])})")
         if not line["ci_low"] > 0 and not line["ci_high"] < 0:
-            close.append(words)
+            close.append(description)
     text = f"Test {metric} is {format_loss(score)}{': ' if sides else ''}{' and '.join(sides)}, on {rows:,} test rows."
     if not close:
         return [text]

@@ -83,11 +83,11 @@ def words_below(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray
     x *= _MIX_A
     x ^= np.right_shift(x, np.uint64(27), out=shifted)
     x *= _MIX_B
-    few = np.flatnonzero(x <= np.uint64(bar | ((1 << 33) - 1)))
-    word = x[few]
+    candidates = np.flatnonzero(x <= np.uint64(bar | ((1 << 33) - 1)))
+    word = x[candidates]
     word ^= word >> np.uint64(31)
     low = word < np.uint64(bar)
-    return few[low], word[low]
+    return candidates[low], word[low]
 
 
 def uniforms(seed: int | np.ndarray, purpose: str, *counters: Counter) -> np.ndarray:

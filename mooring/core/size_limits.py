@@ -33,9 +33,9 @@ def read_bounded(source: Path | pyarrow.BufferReader, title: str) -> pyarrow.Tab
     A cell takes eight bytes or more, however well a column of equal cells is packed; texts are counted as they come.
     """
     with pyarrow.parquet.ParquetFile(source) as file:
-        about = file.metadata
-        packed = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-        size, batches = max(8 * about.num_rows * about.num_columns, packed), []
+        metadata = file.metadata
+        packed = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
+        size, batches = max(8 * metadata.num_rows * metadata.num_columns, packed), []
         if size <= MAX_UNPACKED_BYTES:
             size = 0
             for batch in file.iter_batches():

@@ -217,12 +217,12 @@ def run_mixture_steps(
     """
     counts = count_local_steps(data.train.size, batch, steps, None)
     drawn = draw_rows(data, round, batch=batch, counts=counts, draws=draws)
-    apart = draw_rows(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
+    held_out_draws = draw_rows(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
     begin, own, alpha = w.expand_as(v)[:1] if w.ndim == 1 else w, v, alpha.clone()
     w, v, k = v.new_empty(v.shape), v.new_empty(v.shape), 0
     for place, n, rate in step_pieces(drawn, counts, eta, v.dtype):
         moves = [feels(j) for j in range(k, k + len(rate))]
-        seen = [next(apart) for now in moves if held_out and now]
+        seen = [next(held_out_draws) for now in moves if held_out and now]
         busy = (rate != 0)[moves]
         felt = MixtureUpdate(moves, None, place[:0], n[:0], pull, by_parts)
         if seen:

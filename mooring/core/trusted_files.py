@@ -93,9 +93,9 @@ def _is_given(kind: str, what: str) -> bool:
 
 
 def _remember(kind: str, what: str) -> None:
-    known = _is_given(kind, what)
+    is_known = _is_given(kind, what)
     _given.add((kind, what))
-    if known:
+    if is_known:
         return
     with suppress(OSError):
         trust_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -61,8 +61,8 @@ def load_python(spec: str, what: str, copies: Path | None = None) -> Any:
         for loaded in beside.loaded:  # another folder may have a file of the same name
             sys.modules.pop(loaded, None)
     if not callable(getattr(module, name, None)):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise RequestError(f"{what} {spec!r}: {path} has no function {name!r}; it has {', '.join(known) or 'none'}.")
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise RequestError(f"{what} {spec!r}: {path} has no function {name!r}; it has {', '.join(names) or 'none'}.")
     return getattr(module, name)
 
 
