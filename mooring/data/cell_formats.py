@@ -29,12 +29,22 @@ EPOCH, DAY = pd.Timestamp(0, tz="UTC"), pd.Timedelta(days=1)
 
 PERCENT = "%"
 CLOCK, CLOCK_UNIT = re.compile(r"^(\d{1,4}):([0-5]\d)(?::([0-5]\d))?$"), "H:MM"  # durations and times of day
-CURRENCIES = {"€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "zł": "PLN", "kč": "CZK", "fr.": "CHF", "sfr.": "CHF"}
+CURRENCIES = {
+    "€": "EUR",
+    "£": "GBP",
+    "¥": "JPY",
+    "₹": "INR",
+    "zł": "PLN",
+    "kč": "CZK",
+    "r$": "BRL",
+    "fr.": "CHF",
+    "sfr.": "CHF",
+}
 CURRENCY_CODES = (
     "AUD|BGN|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|KRW|MXN|MYR|NOK|NZD|PHP|PLN|RON|SEK|SGD|THB|"
     "TRY|TWD|UAH|USD|ZAR"
 )
-UNIT = rf"(?i:{CURRENCY_CODES}|s?fr\.|us\$|zł|kč|kr\.?|[€£¥₹$%])"
+UNIT = rf"(?i:{CURRENCY_CODES}|s?fr\.|us\$|r\$|zł|kč|kr\.?|[€£¥₹$%])"
 MEASURES = (  # units behind a number, as they are written
     "kg|mg|µg|g|t|lbs?|oz|km²|km2|m²|m2|cm²|m³|m3|km/h|m/s|mph|km|cm|mm|m|ft|in|miles?|ha|ml|cl|l|L|gal|hours?|hrs?|h|"
     "mins?|minutes?|s|sec|ms|days?|weeks?|months?|years?|yrs?|Tage?|Std|Stk|pcs|°C|°F|kWh|MWh|Wh|kW|MW|bar|hPa|mbar|"

@@ -24,6 +24,7 @@ from mooring.data.load_options import LoadOptions
 from mooring.data.loading import clean_rows, roles_of
 from mooring.data.schema_client import find_nearest_cell, survey_columns
 from mooring.data.schema_server import explain_uselessness, find_outlier_cells
+from mooring.data.sheet_layout import TOTAL
 from mooring.data.splits import TRAIN, Shares, parse_shares
 from mooring.data.table_sources import read_source
 from mooring.data.tables import Table, count_phrase, quote_list, require_column
@@ -282,6 +283,9 @@ def name_findings(checked: CheckedTable) -> Iterator[Finding]:
             )
             yield Finding(WARNING, name, checked.roles.client, sentence)
         first_names.setdefault(normalized, name)
+        if TOTAL.match(name):
+            sentence = f"Client '{name}' is named like a total; if its rows are sums of others, delete them."
+            yield Finding(WARNING, name, checked.roles.client, sentence)
 
 
 def size_findings(checked: CheckedTable) -> Iterator[Finding]:

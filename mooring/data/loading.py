@@ -38,6 +38,7 @@ from mooring.data.load_options import LoadOptions
 from mooring.data.row_cleaning import clip_quantiles, find_repeats, merge_levels, parse_merges, replace_levels
 from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
 from mooring.data.schema_client import ClientTable, agree_on_schema, target_of
+from mooring.data.sheet_layout import TOTAL
 from mooring.data.splits import TRAIN, parse_shares
 from mooring.data.table_sources import read_source
 from mooring.data.tables import Table, count_phrase, quote_list
@@ -191,6 +192,8 @@ def read_client_table(
         f'"{second}={first}" makes them one.'
         for first, second in twin_levels(clients)
     ]
+    totals = [name for name in clients if TOTAL.match(name)]
+    notes += [f"Client '{name}' is named like a total; if its rows are sums of others, delete them." for name in totals]
     table, code, clients, new_notes = drop_small_clients(
         table, roles, code, clients, options.min_rows, options.drop_small
     )

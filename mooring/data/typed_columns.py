@@ -6,6 +6,7 @@ A column of numbers or dates but for a few cells is not a category: the cells ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from pandas.api import types
 
 from mooring.data.cell_formats import (
     COMMA,
+    DATE_LIKE,
     ISO_DATE,
     PERCENT,
     POINT,
@@ -28,6 +30,7 @@ from mooring.data.cell_formats import (
 from mooring.data.cures import Cure
 
 NUMBER, DATE = "number", "date"
+NUMBER_WITH_TEXT = re.compile(r"(?P<before>[^\d]*?)(?P<number>\d[\d.,'\u2019 \u00a0\u202f]*)(?P<after>[^\d]*)")
 MIN_SHARE = 0.95  # of a column's cells that are numbers (or dates): then the others are errors
 MIN_SHARE_WITH_STRAYS = 0.5  # the same if the others are few different texts, such as "-" and "n/a",
 MAX_STRAY_TEXTS = 3
@@ -43,21 +46,28 @@ class StrayCells(NamedTuple):
     rows: np.ndarray  # positions
     value: str  # the first of them
     present: int  # cells that are not empty
-    other: str = ""  # a number in another format, if they are numbers as well
+    other: str = ""  # a number or date in another format, if they are such as well
+    is_unknown: bool = False  # they look like numbers in a format that is not known
 
     @property
     def cures(self) -> tuple[Cure, ...]:
-        if self.other:
+        if self.other or self.is_unknown:
             return (Cure("drop", self.column), Cure("categorical", self.column))
         return (Cure("na", self.value), Cure("categorical", self.column))
 
     def describe(self, place: str) -> str:
         """Return a sentence that names the first row and value, and the remedies."""
+        remedy = f"use --drop '{self.column}', or --categorical '{self.column}' to read the column as categories."
+        if self.is_unknown:
+            return (
+                f"{place}, column '{self.column}': '{self.value}' looks like a {self.kind}, but its format is not "
+                f"known. Write plain {self.kind}s, or {remedy}"
+            )
         if self.other:
             return (
-                f"{place}, column '{self.column}': '{self.value}' is a number in another format than '{self.other}'. "
-                f"Write all cells in one format and unit, or use --drop '{self.column}', or --categorical "
-                f"'{self.column}' to read the column as categories."
+                f"{place}, column '{self.column}': '{self.value}' is a {self.kind} in another format than "
+                f"'{self.other}'. "
+                f"Write all cells in one format{' and unit' if self.kind == NUMBER else ''}, or {remedy}"
             )
         count = f"{len(self.rows)} of {self.present} cells {'is' if len(self.rows) == 1 else 'are'} not"
         return (
@@ -129,9 +139,13 @@ def type_columns(frame: pd.DataFrame, options: ReadingOptions) -> TypedFrame:
             strays.append(mixed)
             continue
         if best is None:
+            if unknown := find_unknown_format(name, series):
+                strays.append(unknown)
             continue
         stray = np.flatnonzero(present & np.isnan(best.values))
         if not is_mostly(best, series, int(present.sum()), stray) and name not in known_formats:
+            if unknown := find_unknown_format(name, series):
+                strays.append(unknown)
             continue
         if len(stray):
             strays.append(StrayCells(name, best.kind, stray, str(series.iloc[stray[0]]), int(present.sum())))
@@ -175,10 +189,39 @@ def find_mixed_formats(name: str, series: pd.Series, decimal: str) -> StrayCells
     count = {form: int(rows[forms == form].sum()) for form in set(forms) - {""}}
     if len(count) < 2:
         return None
-    usual = max(count, key=lambda form: count[form])
+    usual = max(sorted(count), key=lambda form: count[form])
     stray = texts[((forms != usual) & (forms != ""))[code]]
     example = str(levels[np.flatnonzero(forms == usual)[0]])
     return StrayCells(name, NUMBER, stray, str(series.iloc[stray[0]]), int(series.notna().sum()), example)
+
+
+def find_unknown_format(name: str, series: pd.Series) -> StrayCells | None:
+    """Return cells of a column that looks like numbers with decimals, or like dates, in formats that are not known or
+    differ: "~1.5", "1.2k", "31.12.2024" beside "12/31/2024". None for other columns."""
+    texts = np.flatnonzero(series.map(lambda value: isinstance(value, str)))
+    code, levels = pd.factorize(series.iloc[texts])
+    rows, present = np.bincount(code, minlength=len(levels)), int(series.notna().sum())
+    is_date = np.array([DATE_LIKE.fullmatch(level.strip()) is not None for level in levels], dtype=bool)
+    if len(levels) >= MIN_DIFFERENT_NUMBERS and rows[is_date].sum() >= MIN_SHARE * len(code):
+        marks = np.array([re.sub(r"[\dA-Za-z]+", "", level.strip()) for level in levels])
+        usual = max(sorted(set(marks)), key=lambda mark: int(rows[marks == mark].sum()))
+        odd = texts[(marks != usual)[code]]
+        if len(odd):
+            example = str(levels[np.flatnonzero(marks == usual)[0]])
+            return StrayCells(name, DATE, odd, str(series.iloc[odd[0]]), present, example)
+        return None
+    parts = [NUMBER_WITH_TEXT.fullmatch(level.strip()) for level in levels]
+    is_number = np.array([part is not None for part in parts], dtype=bool)
+    texts_around = {(part["before"].strip(), part["after"].strip()) for part in parts if part is not None}
+    has_decimals = any(part is not None and not part["number"].isdigit() for part in parts)
+    if is_number.sum() < MIN_DIFFERENT_NUMBERS or rows[is_number].sum() < MIN_SHARE * len(code):
+        return None
+    if not has_decimals or len(texts_around) > MAX_STRAY_TEXTS:
+        return None  # labels such as "room 12", or words with numbers
+    stray = texts[[parts[k] is not None and any((parts[k]["before"].strip(), parts[k]["after"].strip())) for k in code]]
+    if not len(stray):
+        return None
+    return StrayCells(name, NUMBER, stray, str(series.iloc[stray[0]]), present, is_unknown=True)
 
 
 def is_convertible(series: pd.Series) -> bool:

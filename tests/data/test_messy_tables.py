@@ -400,3 +400,44 @@ def test_a_code_for_missing_is_read_as_missing_on_request(ending, tmp_path):
     options = {"client": "shop", "target": "profit", "min_rows": 1}
     (cure,) = [cure for finding in check(source, **options) for cure in finding.cures if cure.option == "na"]
     assert cure.value == "-999" and "stock missing" in load(source, **options, na=[cure.value]).features
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        lambda value, k: f"~{value:.1f}" if k % 9 == 0 else f"{value:.1f}",
+        lambda value, k: f"{value / 1000:.2f}k",
+        lambda value, k: f"{value:.2f}*" if k % 9 == 0 else f"{value:.2f}",
+    ],
+)
+def test_numbers_in_an_unknown_format_are_refused(cell, tmp_path):
+    frame = shops().assign(sales=lambda f: [cell(value, k) for k, value in enumerate(f["sales"])])
+    with pytest.raises(
+        RequestError, match=r"row 1, column 'sales': .* looks like a number, but its format is not known"
+    ):
+        read(write(tmp_path / "unknown.csv", frame))
+    assert "sales" not in read(tmp_path / "unknown.csv", drop=["sales"]).features
+
+
+def test_dates_in_two_formats_are_refused(tmp_path):
+    days = pd.date_range("2024-01-01", periods=60, freq="5D")
+    frame = shops().assign(day=[d.strftime("%d.%m.%Y" if k % 3 else "%m/%d/%Y") for k, d in enumerate(days)])
+    with pytest.raises(
+        RequestError, match=r"row 1, column 'day': '01/01/2024' is a date in another format than '06\.01"
+    ):
+        read(write(tmp_path / "dates.csv", frame))
+
+
+@pytest.mark.parametrize("labels", [["room 1", "room 2", "room 12"], ["18-25", "26-35", "51+"], ["A1", "B2", "C3.1"]])
+def test_labels_with_numbers_stay_categories(labels, tmp_path):
+    clients = read(write(tmp_path / "labels.csv", shops().assign(label=np.resize(labels, 60))))
+    assert f"label={labels[0]}" in clients.features
+
+
+def test_brazilian_amounts_and_totals_that_are_named_like_clients(tmp_path):
+    amounts = [f"R$ {v:,.2f}".replace(",", "_").replace(".", ",").replace("_", ".") for v in shops()["sales"]]
+    frame = shops().assign(sales=amounts)
+    frame.loc[30, "shop"] = "Subtotal"
+    clients = read(write(tmp_path / "reais.csv", frame))
+    assert any("amounts in BRL" in note for note in clients.notes)
+    assert "Client 'Subtotal' is named like a total; if its rows are sums of others, delete them." in clients.notes
