@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
 from mooring.engines.simulate import simulate
@@ -232,7 +233,7 @@ def task_of(kind: str) -> Any:
     return Logistic(FEATURES, classes=2 if kind == BINARY else 3, ridge=RIDGE)
 
 
-def check_case(algorithm: Any, case: OddClientCase) -> CaseResult:
+def check_case(algorithm: AnyAlgorithm, case: OddClientCase) -> CaseResult:
     """AssertionError unless the algorithm stands this case."""
     title = f"{algorithm.name} on {case.kind} with '{case.name}'"
     with warnings.catch_warnings():
@@ -252,7 +253,7 @@ def check_case(algorithm: Any, case: OddClientCase) -> CaseResult:
     return CaseResult(case.name, FINITE, "")
 
 
-def supports_target(algorithm: Any, kind: str) -> bool:
+def supports_target(algorithm: AnyAlgorithm, kind: str) -> bool:
     """Whether the algorithm takes this kind of targets at all: nobody is odd. AssertionError where it does not stand
     that either."""
     with warnings.catch_warnings():
@@ -267,7 +268,7 @@ def supports_target(algorithm: Any, kind: str) -> bool:
     return True
 
 
-def check_federated(algorithm: Any, some: slice = slice(None)) -> list[CaseResult]:
+def check_federated(algorithm: AnyAlgorithm, some: slice = slice(None)) -> list[CaseResult]:
     """Run an algorithm on every case (or some of them) of the targets that it serves; AssertionError at the first that
     it does not stand."""
     kinds = [kind for kind in (REGRESSION, BINARY, CLASSES) if supports_target(algorithm, kind)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import nn
 
@@ -188,7 +188,7 @@ def continue_fit(
 
 def complete_fit(
     job: Job,
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.core.user_code import copy_files
@@ -43,7 +44,7 @@ def initial_files(job: Job) -> dict[str, bytes]:
     return files
 
 
-def with_resolved(run: RunFile, algorithm: Any) -> RunFile:
+def with_resolved(run: RunFile, algorithm: AnyAlgorithm) -> RunFile:
     """Return the run file with the resolved numbers of "auto" and the like."""
     section = run.algorithm
     assert section is not None

@@ -11,12 +11,13 @@ with few clients and widens the intervals: coverage is nominal on average over c
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from mooring.core.task import Task
 from mooring.data.clients import REGRESSION, Clients
 from mooring.engines.metrics import concatenate_predictions, predict_all
 
@@ -77,7 +78,7 @@ def score_residuals(
     )
 
 
-def score_fit(task: Any, clients: Clients, models: Tensor | None) -> IntervalScores | None:
+def score_fit(task: Task, clients: Clients, models: Tensor | None) -> IntervalScores | None:
     """The scores of a fit from its validation and test rows, which its models were not fitted to; None where the target
     is not a number, or models stay with their clients. There are no scores for new clients."""
     if models is None or clients.kind != REGRESSION or clients.schema is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from mooring.algorithms.base import build
+from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.core.aggregation import MEAN
 from mooring.core.errors import ClientError
 from mooring.engines import training_checkpoint
@@ -25,7 +24,7 @@ from mooring.runs.directory import RunDirectory
 
 def train(
     job: Job,
-    algorithm: object,
+    algorithm: AnyAlgorithm,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None = None,
@@ -38,7 +37,7 @@ def train(
 
 def train_steps(
     job: Job,
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     exchange: Exchange,
     state: TrainingState,
     directory: RunDirectory | None = None,

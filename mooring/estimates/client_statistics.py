@@ -13,13 +13,13 @@ An algorithm's `required_statistics` names what it needs; nothing else is comput
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.core.client_functions import ClientRows
-from mooring.core.cohort import Batch, CohortData, chunk_size
+from mooring.core.cohort import Batch, CohortData, Condensed, chunk_size
 from mooring.core.task import Constants, HasProx, HasSolve, Task, require
 from mooring.estimates.federation_estimates import FederationEstimates, estimate_federation
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
@@ -90,7 +90,7 @@ def _of_block(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...
     return ClientStatistics(sizes[0], data.p, *constants, fit, alone, sizes[1], None)
 
 
-def _ridge_path(task: Task, rows: Any, held_out: Batch) -> Tensor:
+def _ridge_path(task: Task, rows: Condensed, held_out: Batch) -> Tensor:
     """Return [C, len(RIDGE_GRID)]: validation risk of each ridge fit, from large to small ridges, warm started."""
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     risk = torch.full((len(held_out.y), len(RIDGE_GRID)), torch.inf, dtype=torch.float64)

@@ -21,12 +21,12 @@ estimated, hence the corrections in each builder below, which hold down to n = 3
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows, map_blocks
+from mooring.core.cohort import Batch, Condensed, Rows, StateTree, map_blocks
 from mooring.core.errors import RequestError
 from mooring.core.task import HasHessian, HasSolve, Task, require
 from mooring.estimates.firth import fit_firth
@@ -143,7 +143,7 @@ def fit_convex(task: Task, rows: Rows) -> LocalFits:
     return _by_blocks(rows, block)
 
 
-def compute_hessian(task: Task, w: Tensor, batch: Any) -> Tensor:
+def compute_hessian(task: Task, w: Tensor, batch: Condensed) -> Tensor:
     """[m, d, d]: the task's own Hessian, or central differences of its gradient."""
     if isinstance(task, HasHessian):
         return task.hessian(w, batch).double()
@@ -211,7 +211,7 @@ def _count(batch: Batch) -> Tensor:
     return (batch.weight > 0).sum(1).double()
 
 
-def _by_blocks(rows: Rows, build: Callable[[Batch], Any], pairs: bool = False) -> Any:
+def _by_blocks(rows: Rows, build: Callable[[Batch], StateTree], pairs: bool = False) -> StateTree:
     """`build` on padded blocks of clients of similar size, put together in the order of the clients."""
     if int(rows.size.min()) == 0:
         raise RequestError(f"summaries: client {int(rows.size.argmin())} has no rows; leave it out.")

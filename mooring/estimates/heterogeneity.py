@@ -140,7 +140,16 @@ def _each(deviation: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> Quadra
     return _form(deviation.square().sum(1), bias, second, third, directed, bias / deviation.shape[1], bias2, bias3)
 
 
-def _form(square, bias, second, third, directed, even, bias2, bias3) -> QuadraticForm:
+def _form(
+    square: Tensor,
+    bias: Tensor,
+    second: Tensor,
+    third: Tensor,
+    directed: Tensor,
+    even: Tensor,
+    bias2: Tensor,
+    bias3: Tensor,
+) -> QuadraticForm:
     """eta is the noise along the true differences. It is estimated along the observed ones (`directed`), less their own
     noise, and drawn towards the noise along a random direction (`even`) while the square is not far above its noise.
     That is also its least value: chance pulls square and eta down together, and an interval must not shrink then."""

@@ -10,6 +10,7 @@ Where rows are missing, R relies on the assumption that all clients share one di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import nan
 from typing import NamedTuple
 
@@ -124,7 +125,7 @@ def _scales(data: GaussianLikelihoods, unit: Tensor) -> np.ndarray:
     return np.geomspace(MIN_SCALE, top, SCALE_GRID_POINTS)
 
 
-def _quantile(below, chance: float, top: float) -> float:
+def _quantile(below: Callable[[float], float], chance: float, top: float) -> float:
     low, high = 0.0, float(top)
     for _ in range(60):
         middle = (low + high) / 2

@@ -9,7 +9,7 @@ curvature at the fits (`lambda_rules.py`), as `mooring theory` prints it.
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from mooring.core.task import Task
 from mooring.estimates.federation_estimates import FederationEstimates
 from mooring.estimates.lambda_rules import MAX_LAM_PER_SMOOTHNESS, lam_factors
 
+if TYPE_CHECKING:
+    from mooring.estimates.client_statistics import ClientStatistics
+
 
 class CurvatureBounds(NamedTuple):
     mu: float
@@ -27,7 +30,7 @@ class CurvatureBounds(NamedTuple):
     noise: float
 
 
-def bound_curvature(owner: str, task: Task, statistics: Any) -> CurvatureBounds:
+def bound_curvature(owner: str, task: Task, statistics: ClientStatistics) -> CurvatureBounds:
     """mu, smooth and noise of all clients; refused unless 0 < mu <= smooth < infinity."""
     mu, smooth, noise = float(statistics.convex.min()), float(statistics.smooth.max()), float(statistics.noise.max())
     if not np.isfinite([smooth, noise]).all():
@@ -40,7 +43,7 @@ def bound_curvature(owner: str, task: Task, statistics: Any) -> CurvatureBounds:
     return CurvatureBounds(mu, smooth, noise)
 
 
-def require_federation(owner: str, task: Task, statistics: Any) -> FederationEstimates:
+def require_federation(owner: str, task: Task, statistics: ClientStatistics) -> FederationEstimates:
     """Return the federation's estimates; RequestError if there are none."""
     if statistics.federation is None:
         raise RequestError(
@@ -51,7 +54,7 @@ def require_federation(owner: str, task: Task, statistics: Any) -> FederationEst
     return statistics.federation
 
 
-def resolve_lam_rule(owner: str, rule: str, task: Task, statistics: Any) -> float | PerClientPenalty:
+def resolve_lam_rule(owner: str, rule: str, task: Task, statistics: ClientStatistics) -> float | PerClientPenalty:
     """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
     federation = require_federation(owner, task, statistics)
     lam_rule = federation.rules[rule]

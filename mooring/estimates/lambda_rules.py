@@ -22,6 +22,7 @@ would not move.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, isfinite, nan, sqrt
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits, local_fits, trace
 from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
+from mooring.estimates.estimate import Estimate
 from mooring.estimates.heterogeneity import resolve_client_weights
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.random_effects import (
@@ -173,7 +175,7 @@ def _theorems(
     noise = rho.value if isfinite(rho.value) else sqrt(sigma2 * float(p @ trace(fits.hessian)))
     client_noise = torch.where(fits.freedom > 0, trace(fits.gradient_cov), sigma2 * trace(fits.hessian)).sqrt()
 
-    def rule(source: str, value, *inputs) -> LambdaRule:
+    def rule(source: str, value: Callable[[], float | Tensor], *inputs: Estimate) -> LambdaRule:
         doubts = tuple(dict.fromkeys(w for part in (convexity, *inputs) for w in part.warnings))
         if not mu > 0 or not all(bool(torch.as_tensor(part.value).isfinite().all()) for part in inputs):
             return LambdaRule(nan, source, doubts)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincc, ndtr
 
 MIN_SKEWNESS = 1e-4  # skewness below which the gamma variable is normal for all purposes
@@ -40,7 +39,7 @@ class QuadraticForm(NamedTuple):
     bias3: FloatOrArray  # third cumulant of C^
 
 
-def confidence_interval(form: QuadraticForm, level: float = 0.95) -> tuple[NDArray, NDArray]:
+def confidence_interval(form: QuadraticForm, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """The ends (low, high) of the interval for r^2."""
     form = _regular(form)
     tail = (1 - level) / 2
@@ -54,7 +53,7 @@ def confidence_interval(form: QuadraticForm, level: float = 0.95) -> tuple[NDArr
     return low, _solve(raised, upper, chance)
 
 
-def probability_below(form: QuadraticForm, r2: FloatOrArray) -> NDArray:
+def probability_below(form: QuadraticForm, r2: FloatOrArray) -> np.ndarray:
     """P(T <= its observed value) if the squared length is r2; it falls as r2 grows."""
     t = (form.square - r2) / form.bias
     mean = form.bias * (1 - t)
@@ -70,7 +69,7 @@ def _regular(form: QuadraticForm) -> QuadraticForm:
     return form._replace(bias=np.maximum(form.bias, floor), second=np.maximum(form.second, floor**2))
 
 
-def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
+def _gamma_below(z: np.ndarray, skew: np.ndarray) -> np.ndarray:
     """P(Z <= z) for a standardised gamma variable Z, reflected where its skewness is negative."""
     size = np.maximum(np.abs(skew), MIN_SKEWNESS)
     shape = 4 / size**2
@@ -79,7 +78,7 @@ def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
     return np.where(np.abs(skew) > MIN_SKEWNESS, below, ndtr(z))
 
 
-def _solve(form: QuadraticForm, upper: NDArray, chance: FloatOrArray) -> NDArray:
+def _solve(form: QuadraticForm, upper: np.ndarray, chance: FloatOrArray) -> np.ndarray:
     """The r2 in [0, upper] with probability_below(r2) = chance, by bisection in r."""
     low, high = np.zeros(upper.shape), np.sqrt(upper)
     for _ in range(BISECTIONS):
@@ -89,7 +88,7 @@ def _solve(form: QuadraticForm, upper: NDArray, chance: FloatOrArray) -> NDArray
     return ((low + high) / 2) ** 2
 
 
-def noise_quantile(form: QuadraticForm, chance: float) -> NDArray:
+def noise_quantile(form: QuadraticForm, chance: float) -> np.ndarray:
     """The square that pure noise (r = 0) stays below with this chance, allowing for the error of C^."""
     form = _regular(form)
     low, high = np.zeros(form.bias.shape), form.bias + 20 * np.sqrt(form.second)

@@ -73,7 +73,7 @@ class Device:
             return module
         compiled = torch.compile(module)
 
-        def call(*inputs: Any, **named: Any) -> Any:
+        def call(*inputs: object, **named: object) -> Any:
             try:
                 return compiled(*inputs, **named)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:

@@ -11,7 +11,7 @@ random unit vector.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class PhaseRetrieval(NonsmoothScoreTask):
     metric = "absolute error of squares"
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
-    def __new__(cls, *fields: Any, exact: bool = False, **named: Any) -> Self:
+    def __new__(cls, *fields: object, exact: bool = False, **named: object) -> Self:
         return object.__new__(_ExactPhaseRetrieval if exact else cls)  # type: ignore[return-value]
 
     @property

@@ -7,7 +7,6 @@ representation; the body and w do not see the personal head's loss, and h does n
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +65,7 @@ class TwoHeadedTask(NetworkTask):
     def _probe(self, x: Tensor, y: Tensor) -> None:
         """The network with one head was probed (`add_personal_head`)."""
 
-    def output_loss(self, output: Any, y: Tensor) -> Tensor:
+    def output_loss(self, output: object, y: Tensor) -> Tensor:
         generic, personal = self._main_output(output).chunk(2)
         return super().output_loss(generic, y) + super().output_loss(personal, y)
 
