@@ -26,11 +26,11 @@ FILE_MARKERS = {  # by a part of the file's path below tests/
     "journeys": "docs",
     "test_docs": "docs",
 }
-BETWEEN_PROCESSES = ("/multiprocessing/", "/concurrent/futures/")  # Python's own talk with processes that it started
+BETWEEN_PROCESSES = ("/multiprocessing/", "/concurrent/futures/")  # Python's own messages to processes that it started
 UNPICKLED: list[str] = []
 
 
-def hear(event, args):
+def record_unpickling(event, args):
     if event == "pickle.find_class":
         frame, files = sys._getframe(1), []
         while frame is not None:
@@ -40,7 +40,7 @@ def hear(event, args):
             UNPICKLED.append(f"{args} by {files[:3]}")
 
 
-sys.addaudithook(hear)
+sys.addaudithook(record_unpickling)
 
 
 def pytest_collection_modifyitems(items):

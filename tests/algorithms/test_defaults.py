@@ -32,7 +32,7 @@ def loss_of(name, table):
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["exam", "contraception"])
 @pytest.mark.parametrize("name", algorithm_names())
-def test_defaults_stay_near_the_referees(name, table):
+def test_defaults_stay_near_the_baselines(name, table):
     if name.startswith("kernel"):
         pytest.skip("held to its own referees in test_kernel.py")
     assert loss_of(name, table) <= 1.2 * max(loss_of("local", table), loss_of("pooled", table))

@@ -40,7 +40,7 @@ def test_known_r_switches_once_and_exactly_at_the_threshold():
     torch.testing.assert_close(run(fields)[3], alone)
 
 
-def test_known_r_estimates_what_it_is_not_told():
+def test_known_r_estimates_missing_constants():
     """Close truths share and distant ones part; the client's unit takes the largest distance."""
     for spread, verdict in ((0.0, False), (5.0, True)):
         rng = np.random.default_rng(1)

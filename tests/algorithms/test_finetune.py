@@ -34,7 +34,7 @@ def test_the_own_copy_is_that_of_the_last_stay():
 
 
 @pytest.mark.parametrize("name,plain", [("fedavg_finetune", "fedavg"), ("scaffold_finetune", "scaffold")])
-def test_tuning_leaves_the_training_alone(name, plain):
+def test_tuning_does_not_change_the_training(name, plain):
     task, clients = PROBLEMS["logistic"]()
     fields = {"eta": 0.1, "batch": 4, "steps": 3}
     tuned, models, _ = simulate(build(name, {**fields, "tune_steps": 4}), task, clients)

@@ -113,7 +113,7 @@ def test_without_a_pull_few_rows_give_the_local_fit(problem):
 
 @pytest.mark.parametrize("problem", ["linear", "logistic"])
 @pytest.mark.parametrize("name", ["local", "pooled", "fedprox_personal"])
-def test_referees_need_no_validation_rows(name, problem):
+def test_baselines_need_no_validation_rows(name, problem):
     task, clients = FEW[problem]()
     _, models, exchange = simulate(build(name, {}), task, clients)
     assert bool(torch.isfinite(models).all())

@@ -41,7 +41,7 @@ def test_the_last_stage_comes_a_thousand_times_nearer(schedule):
     torch.testing.assert_close(end, exact, rtol=1e-9, atol=1e-9)
 
 
-def test_flat_losses_are_cut_and_said():
+def test_flat_losses_cut_the_final_steps_with_a_warning():
     task, clients = steep(condition=1e6)
     with pytest.warns(UserWarning, match="final_steps = 'auto' is cut at 10000; so flat a loss asks for"):
         ready, *_ = settled_simulator(build("fedprox_two_stage", {"lam": 0.0, "radius": 0}), task, clients)

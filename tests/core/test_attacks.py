@@ -55,7 +55,7 @@ def test_only_liars_lie(name, parts):
     assert torch.equal(sent(f"{name}:0")[1], true)
 
 
-def test_labels_are_flipped_at_liars_alone():
+def test_labels_are_flipped_at_malicious_clients_only():
     clients = logistic_clients(m=3, classes=3)
     rows = flip_labels(clients.train, np.array([False, True, False]), 3)
     assert torch.equal(rows.of(1)[1], 2 - clients.train.of(1)[1])

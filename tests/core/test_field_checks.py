@@ -49,7 +49,7 @@ def test_what_fits_is_taken(given):
         ({"batch": "all"}, "method: batch must be a whole number, got 'all'."),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_sentence(given, sentence):
+def test_wrong_names_and_types_are_refused_in_one_sentence(given, sentence):
     with pytest.raises(RequestError) as error:
         check_fields("method", given, KNOWN)
     assert str(error.value).startswith(sentence)

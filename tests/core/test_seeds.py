@@ -41,7 +41,7 @@ def test_a_draw_does_not_depend_on_who_else_is_drawn():
     assert np.array_equal(add_counter(random_words(1, "batches", keys), 4), random_words(1, "batches", keys, 4))
 
 
-def test_purposes_and_orders_of_counters_are_told_apart():
+def test_purposes_and_orders_of_counters_differ():
     purposes = {int(random_words(0, purpose, 1, 2)[0]) for purpose in PURPOSES}
     assert len(purposes) == len(PURPOSES) == len(set(PURPOSES.values()))
     assert int(random_words(0, "data", 1, 2)[0]) != int(random_words(0, "data", 2, 1)[0])

@@ -90,7 +90,7 @@ def test_what_is_given_on_the_command_line_is_run(here, capsys):
 @pytest.mark.parametrize(
     "command", [["resume", "mine"], ["predict", "mine", "rows.csv"], ["personalize", "mine", "rows.csv"]]
 )
-def test_a_strangers_run_directory_runs_no_code(here, new_user, capsys, command):
+def test_an_untrusted_run_directory_runs_no_code(here, new_user, capsys, command):
     mooring.fit("rows.csv", model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
     new_user()
@@ -104,7 +104,7 @@ def test_a_strangers_run_directory_runs_no_code(here, new_user, capsys, command)
     assert ran(here)
 
 
-def test_a_comparison_of_a_stranger_runs_no_code(here, new_user):
+def test_an_untrusted_comparison_runs_no_code(here, new_user):
     mooring.compare("rows.csv", ["local"], model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
     new_user()

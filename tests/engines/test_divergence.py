@@ -71,7 +71,7 @@ def test_the_command_fails_and_the_last_good_checkpoint_stays(rows, capsys):
     assert np.isfinite(losses).all() and max(losses) <= 1e6 * (1 + saved.meta["first_loss"])
 
 
-def test_an_algorithm_without_steps_is_not_told_to_take_smaller_ones():
+def test_smaller_steps_are_not_proposed_to_an_algorithm_without_steps():
     @dataclass(frozen=True)
     class Exact(Algorithm):
         lam: float = 1.0

@@ -82,7 +82,7 @@ def test_clients_on_their_own_machines_equal_the_simulator(name, fields, problem
 
 
 @pytest.mark.parametrize("name,fields,problem", FIRST_ROWS.values(), ids=FIRST_ROWS)
-def test_bad_post_is_only_absence(name, fields, problem):
+def test_lost_and_late_messages_count_as_absence(name, fields, problem):
     """Lost, late, repeated and stale replies: the run is the one in which those letters were never written."""
     task, clients = PROBLEMS[problem]()
     exchange = lossy(task, clients, fate=bad_post)
@@ -92,7 +92,7 @@ def test_bad_post_is_only_absence(name, fields, problem):
         assert len(exchange.dropped) > 3
 
 
-def test_the_post_is_as_bad_as_it_says():
+def test_every_kind_of_message_loss_happens():
     """Over these rounds each kind of accident happens, and each late or repeated letter is dropped once it comes."""
     task, clients = PROBLEMS["linear"]()
     exchange = lossy(task, clients, fate=bad_post)
@@ -208,7 +208,7 @@ def job_of(table, name, fields, **more):
 
 
 @pytest.mark.parametrize("name", [name for name in algorithm_names() if not find(name).pooled])
-def test_every_algorithm_resumes_over_bad_post(name, table, tmp_path):
+def test_every_algorithm_resumes_with_lost_messages(name, table, tmp_path):
     """The server is killed after round 5, two rounds after its last checkpoint: its clients are ahead of it."""
     fields = dict(next(fields for other, fields, problems in CASES if other == name and "linear" in problems))
 

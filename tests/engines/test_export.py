@@ -74,7 +74,7 @@ def test_a_network_as_weights(tmp_path, monkeypatch):
     assert torch.equal(torch.cat([p.detach().flatten() for p in net.parameters()]), own)
 
 
-def test_what_cannot_be_exported_is_told(run):
+def test_models_that_cannot_be_exported_are_named(run):
     with pytest.raises(RequestError, match="unknown format 'excel'; known: csv, json, sklearn, torch"):
         export(run, "excel")
     with pytest.raises(RequestError, match="no model of client 'town 9'"):

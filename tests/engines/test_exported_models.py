@@ -111,7 +111,7 @@ def test_networks_as_onnx_answer_as_the_run_does(networks, tmp_path):
     np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_missing_package_is_told(networks, monkeypatch, capsys):
+def test_a_missing_package_is_named(networks, monkeypatch, capsys):
     monkeypatch.setattr("mooring.engines.exported_models.find_spec", lambda name: None)
     with pytest.raises(SystemExit) as left:
         main(["export", "table", "--client", "a", "--to", "onnx", "--out", "a.onnx"])

@@ -61,7 +61,7 @@ def test_the_estimate_grows_with_the_work():
     assert saved("fedprox_personal", {"inner": "exact"}, rounds=10) == 0
 
 
-def test_a_run_says_its_kernels_and_goes_on_with_them(tmp_path, monkeypatch):
+def test_a_run_stores_its_kernels_and_resumes_with_them(tmp_path, monkeypatch):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
     found = {}
     for kind in ("torch", "numba"):

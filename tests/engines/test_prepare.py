@@ -101,7 +101,7 @@ def test_networks_get_the_loss_of_their_target():
     assert make_task(asked(), BINARY, nn.Linear(3, 1)).row_loss is LOSSES["binary_cross_entropy"]
 
 
-def test_a_module_is_copied_with_its_weights_and_a_function_is_told_the_sizes():
+def test_a_module_is_copied_with_its_weights_and_a_function_gets_the_sizes():
     given = nn.Linear(3, 2)
     twin = model_factory(given, BINARY)()
     assert twin is not given and torch.equal(twin.weight, given.weight)

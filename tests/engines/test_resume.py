@@ -104,7 +104,7 @@ def test_equal_requests_give_equal_bytes(table, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
-def test_a_comparison_goes_on_where_it_was(table, tmp_path):
+def test_a_comparison_resumes_where_it_was(table, tmp_path):
     how = {"client": "who", "target": "y", "rounds": 6, "checkpoint_every": 1, "threads": 1}
 
     def stop(what, done, rounds):

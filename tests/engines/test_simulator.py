@@ -94,7 +94,7 @@ def test_parts_that_are_kept_are_not_sent():
     assert server.average is not None
 
 
-def test_chunks_follow_the_model_alone():
+def test_chunks_depend_on_the_model_only():
     assert chunk_size(Linear(10, intercept=False)) == 20_000_000 // 80
     assert chunk_size(Linear(10_000_000, intercept=False)) == 1
 
@@ -111,7 +111,7 @@ def test_simulate_equals_the_loop_by_hand():
     assert torch.equal(again.models(), done.models()) and torch.equal(again.models(BEST), done.models(BEST))
 
 
-def test_whoever_watches_sees_every_round_and_may_stop():
+def test_a_callback_sees_every_round_and_may_stop():
     task, clients = linear_problem = (Linear(3, ridge=0.1), linear_clients())
     seen = []
 

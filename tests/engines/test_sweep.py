@@ -36,7 +36,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("problem", ["linear", "logistic"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_variant_ends_where_it_would_alone(problem, family, monkeypatch):
+def test_each_variant_ends_as_in_a_run_of_its_own(problem, family, monkeypatch):
     task, clients = PROBLEMS[problem]()
     variants = [Variant(algorithm, seed) for algorithm in FAMILIES[family] for seed in (0, 7)]
     lone = [simulate(one.algorithm, task, clients, replace(PLAN, seed=one.seed)) for one in variants]

@@ -135,7 +135,7 @@ def test_models_are_the_moored_minimisers():
     torch.testing.assert_close(found.models[:, free], moored[:, free], atol=1e-5, rtol=1e-5)
 
 
-def test_limits_common_and_alone():
+def test_limits_are_global_and_local_models():
     stats, xs, ys, _ = federation(m=8, tau=0.0, n=[20] * 8, seed=2)
     found = fit_reml(stats)
     pooled = np.linalg.lstsq(np.concatenate(xs), np.concatenate(ys), rcond=None)[0]

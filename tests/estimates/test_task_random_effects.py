@@ -64,7 +64,7 @@ def test_separable_tiny_and_one_class_clients_are_no_trouble():
         assert bool(torch.isfinite(found.variance).all()) and bool(torch.isfinite(found.models).all())
 
 
-def test_nothing_is_said_where_nothing_can_be():
+def test_no_estimate_where_none_is_possible():
     rng = np.random.default_rng(4)
     rows, *_ = linear_rows([4, 4], rng.normal(size=(2, 3)), rng)
     lone = rows.select(torch.tensor([0]))

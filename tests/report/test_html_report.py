@@ -86,7 +86,7 @@ def test_the_page_tells_what_the_run_holds(runs):
     assert told["path"]["lam"] == pytest.approx(sorted(lams), rel=1e-5)
 
 
-def test_rounds_are_told_with_what_was_spent_by_then(runs):
+def test_rounds_are_shown_with_their_cumulative_costs(runs):
     rounds = open_run(runs["fit"]).rounds
     told = data_of(write_report([runs["fit"]]).read_text())[0]["rounds"]
     assert [one["name"] for one in told] == ["fedprox_personal"]

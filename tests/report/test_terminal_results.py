@@ -201,7 +201,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-def test_reports_work_from_the_directory_alone(run, tmp_path):
+def test_reports_need_only_the_directory(run, tmp_path):
     """In another process, with nothing that trains loaded, and the same bytes twice."""
     os.symlink(run, tmp_path / "there")
     code = (

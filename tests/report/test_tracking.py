@@ -31,7 +31,7 @@ def call(capsys, *argv):
     return left.value.code, told.out, told.err
 
 
-def test_a_tracker_that_is_not_there_is_told_before_the_work(table, monkeypatch, capsys):
+def test_a_missing_tracker_is_refused_before_training(table, monkeypatch, capsys):
     code, _, err = call(capsys, "fit", *table, "--track", "diary", "--out", "run")
     assert code == 2 and "--track takes mlflow or tensorboard, got 'diary'" in err
     monkeypatch.setattr("mooring.runs.trackers.find_spec", lambda name: None)

@@ -80,7 +80,7 @@ def test_what_new_clients_of_a_run_get_reads_back(tmp_path):
 
 
 @pytest.mark.parametrize("make", [lambda p: p.mkdir(), lambda p: p.write_text("x"), lambda p: p.symlink_to("nowhere")])
-def test_what_exists_is_left_alone(tmp_path, make):
+def test_existing_files_are_not_changed(tmp_path, make):
     make(tmp_path / "run")
     with pytest.raises(RequestError, match=r"run already exists; choose another --out, or resume it\."):
         create_run(tmp_path / "run", FILES)
@@ -143,7 +143,7 @@ def test_another_run_that_cleans_up_meanwhile_does_no_harm(tmp_path, monkeypatch
     assert len(swept) == 1 and os.listdir(tmp_path) == ["run"]
 
 
-def test_a_name_taken_meanwhile_is_left_alone(tmp_path, monkeypatch):
+def test_a_directory_made_meanwhile_is_not_changed(tmp_path, monkeypatch):
     rename = os.rename
 
     def too_late(source, target):
@@ -191,7 +191,7 @@ def test_not_a_run(tmp_path):
         open_run(tmp_path)
 
 
-def test_an_unfinished_run_says_how_to_go_on(tmp_path):
+def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path):
     run = create_run(tmp_path / "run", {"run.toml": FILES["run.toml"]})
     for name in ("rounds", "clients", "models"):
         with pytest.raises(RequestError, match=rf"no {name}.*not finished; resume it with `mooring resume {run.path}`"):

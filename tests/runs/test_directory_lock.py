@@ -50,7 +50,7 @@ def said(capsys, *argv):
     return left.value.code, capsys.readouterr().err
 
 
-def test_a_second_process_is_told_who_holds_a_run(tmp_path):
+def test_a_locked_run_names_the_process_that_holds_it(tmp_path):
     ready, done = os.pipe(), os.pipe()
 
     def hold():
@@ -215,7 +215,7 @@ def test_predicting_with_a_comparison_names_the_method(rows, capsys):
 
 
 @pytest.mark.processes
-def test_control_c_tells_how_to_go_on(rows, tmp_path):
+def test_control_c_names_the_command_that_resumes(rows, tmp_path):
     words = [sys.executable, "-m", "mooring", "fit", rows, "--rounds", "100000", "--checkpoint-every", "1",
              "--evaluate-every", "1", "--algorithm", "fedavg", "--out", "long run"]  # fmt: skip
     where = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mooring.__file__))}
