@@ -28,7 +28,7 @@ import mooring
 from mooring.engines.callbacks import Callback
 from mooring.engines.export import as_torch
 
-CLIENTS, IMAGES, BATCH, ETA, ROUNDS = 10, 40, 10, 0.05, 7
+CLIENTS, IMAGES, BATCH, ETA, ROUNDS = 10, 20, 10, 0.05, 5
 TWEET_CLIENTS, TWEET_ROUNDS, TWEET_BATCH, TWEET_ETA, SGD_GRID = 20, 8, 32, 1e-3, (0.03, 0.1, 0.3)
 
 
@@ -136,15 +136,15 @@ def measure_resnet(folder: Path) -> None:
                  lambda p: torch.optim.SGD(p, lr=ETA), seconds.append)  # fmt: skip
         mooring.fit(start, data, callbacks=[clock], **options)
         ours, loop = np.median(clock.seconds[1:-1]), np.median(seconds[1:-1])
-        print(f"CPU seconds of a round, {CLIENTS} clients, {IMAGES} images each, batch {BATCH}, median of {ROUNDS - 2}")
+        print(f"CPU seconds of a round: {CLIENTS} clients, {IMAGES} images each, batch {BATCH}, median of {ROUNDS - 2}")
         print(f"plain loop {loop:.2f}   Mooring {ours:.2f}   ratio {ours / loop:.2f}")
         result = mooring.fit(start, data, out=top / "whole", **options)
         with contextlib.suppress(KeyboardInterrupt):
-            mooring.fit(start, data, out=top / "again", callbacks=[Clock(stop=5)], **options)
+            mooring.fit(start, data, out=top / "again", callbacks=[Clock(stop=3)], **options)
         resumed = mooring.resume(top / "again", data=data, model=start)
         files = [(top / name / "models.safetensors").read_bytes() for name in ("whole", "again")]
         equal = all(torch.equal(result.models[name], resumed.models[name]) for name in data)
-        print(f"interrupted in round 5 of {ROUNDS} and resumed: same bytes {files[0] == files[1]}, models {equal}")
+        print(f"interrupted in round 3 of {ROUNDS} and resumed: same bytes {files[0] == files[1]}, models {equal}")
         net = copy.deepcopy(start)
         net.load_state_dict(load(as_torch(mooring.open(top / "whole", model=start), "client 0")))
         with torch.no_grad():

@@ -96,6 +96,7 @@ class NetworkTrainer:
                 row = device.load(begin[c].clone())
                 state = device.load(terms.state[c : c + 1])
                 mine, goal = (device.load(part[c if len(part) > 1 else 0]) for part in (held, towards))
+                pulled = mine.numel() > 1 or bool(mine.any())  # else a pass over all parameters is saved
                 self.load(row)
                 values = row.clone() if fixed is not None else row
                 for s in range(len(place)):
@@ -105,7 +106,8 @@ class NetworkTrainer:
                     x, y = rows.rows_at(index[s, c : c + 1, : n[s, c]])
                     g = self.gradient(device.load(x[0]), device.load(y[0]), terms.keys[s, c])
                     with torch.no_grad():
-                        g.addcmul_(mine.expand_as(g), row[:dim])
+                        if pulled:
+                            g.addcmul_(mine.expand_as(g), row[:dim])
                         if len(goal):
                             g.sub_(goal)
                         terms.rule.step(row[None, :dim], g[None], size, state)
