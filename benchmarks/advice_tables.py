@@ -16,7 +16,8 @@ runs nothing and prints, over all tables that are there:
     calibration   of the probability that a client's personal model is better than its local and than the global one, by
                   test rows, whose error counts: differences between stated and seen shares, over ten groups. The error
                   of a mean over few test rows is taken as normal, and, resampled, as a mean of deviations of the
-                  table's test rows: one row shows the sign of a median, and losses are skewed
+                  table's test rows: one row shows the sign of a median, and losses are skewed. "by chance" is the
+                  calibration error that probabilities which are exactly right would have
 """
 
 from __future__ import annotations
@@ -185,6 +186,12 @@ def calibration_error(stated: np.ndarray, seen: np.ndarray, groups: int = GROUPS
     return float(sum(len(part) * abs(stated[part].mean() - seen[part].mean()) for part in parts) / max(len(stated), 1))
 
 
+def chance_error(stated: np.ndarray) -> float:
+    """The mean calibration error where what is seen has just the stated probabilities."""
+    rng = np.random.default_rng(0)
+    return float(np.mean([calibration_error(stated, rng.random(len(stated)) < stated) for _ in range(RESAMPLES)]))
+
+
 def show(folder: Path, entries: list[Entry], splits: int, by_time: bool, baselines: Path | None) -> None:
     for label, is_selected in (("random splits", lambda s: s != "time"), ("split by time", lambda s: s == "time")):
         tables: dict[str, list[Table]] = {}
@@ -249,6 +256,7 @@ def describe_evidence(tables: list[Table], other: str) -> None:
             for column in ("expected", "resampled"):
                 error = calibration_error(part[column].to_numpy(), seen)
                 texts.append(f"{column} {part[column].mean():.3f}, calibration error {error:.3f}")
+            texts.append(f"by chance {chance_error(part['resampled'].to_numpy()):.3f}")
             print("; ".join(texts))
 
 
