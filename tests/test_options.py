@@ -210,6 +210,7 @@ def here(tmp_path, monkeypatch):
     frame[(k % 4 < 3) | (k < 64)].to_csv(tmp_path / "uneven.csv", index=False)
     frame.assign(target=frame["target"].where(k > 0)).to_csv(tmp_path / "gaps.csv", index=False)
     marks = frame[["client", "size", "target"]].assign(
+        target=(100 * frame["target"]).round().astype(int),  # without a decimal mark
         mark=[f"{i % 30 + 1},{i % 7:03d}" for i in k],
         day=[f"{i % 12 + 1:02d}/{i % 11 + 1:02d}/2024" for i in k],
         gap=np.where(k % 9 > 0, (k * 7 % 31).astype(str), "k.A."),
