@@ -76,7 +76,7 @@ class Mailbox:
         """A new session of a node; its former one ends, and so do messages that it has not answered."""
         if (former := self.channels.get(node)) is not None:
             self.close(former)
-        channel = Channel(node, key, secrets.token_urlsafe(32))
+        channel = Channel(node, key, secrets.token_urlsafe(16))
         self.channels[node] = self.sessions[channel.session] = channel
         return channel.session
 

@@ -39,7 +39,8 @@ from mooring.runs.atomic_files import to_plain
 
 PROTOCOL_VERSION = 5  # of requests and replies: a server and a client of different ones do not work together
 MAX_DEPTH = 8
-NONE_SUFFIX = "=None"  # ends the name of a part that is None, as in `runs/tensor_files.py`
+NONE_SUFFIX = "=None"  # ends the name of a part that is None, as in `runs/tensor_files.py`; only its name is sent
+NOTHING = torch.zeros(0, dtype=torch.uint8)  # the part itself
 COMPACT = (",", ":")  # of JSON
 FIELDS, ORDER, SMALL, LARGE = "fields", "order", "small", "large"
 MAX_INLINE_TENSOR_BYTES = 1_000_000  # of tensors that travel beside the fields
@@ -117,7 +118,10 @@ def split_frames(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
 def to_records(payload: Payload) -> RecordDict:
     """The payload as records; numbers are written so that they read back to the same bits."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in payload.tensors.items()}
-    record = ConfigRecord({FIELDS: json.dumps(to_plain(payload.fields), separators=COMPACT), ORDER: list(tensors)})
+    record = ConfigRecord({FIELDS: json.dumps(to_plain(payload.fields), separators=COMPACT)})
+    if list(tensors) != sorted(tensors) or any(name.endswith(NONE_SUFFIX) for name in tensors):
+        record[ORDER] = list(tensors)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(NONE_SUFFIX)}
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= MAX_INLINE_TENSOR_BYTES:
         record[SMALL] = safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()})
         return RecordDict({FIELDS: record})
@@ -137,7 +141,8 @@ def from_records(content: RecordDict) -> Payload:
         else:
             arrays = content.array_records[LARGE]
             found = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
-        tensors = {str(name): found[str(name)] for name in record[ORDER]}  # type: ignore[union-attr]
+        order = [str(name) for name in record[ORDER]] if ORDER in record else sorted(found)  # type: ignore[union-attr]
+        tensors = {name: NOTHING if name.endswith(NONE_SUFFIX) else found[name] for name in order}
     except Exception as error:  # bytes that somebody else chose: a shape too large for any memory, an archive, ...
         raise RequestError(f"a message cannot be read: {type(error).__name__} {error}.") from error
     return Payload(fields, tensors)
