@@ -112,7 +112,7 @@ def count_requests(port: int, folder: Path, ca: Path) -> float:
         verify=ssl.create_default_context(cafile=str(ca)),
         trust_env=False,
     ).text
-    return float(re.search(r"mooring_gateway_requests_total (\S+)", metrics).group(1))  # type: ignore[union-attr]
+    return float(re.search(r"^mooring_gateway_requests_total (\S+)", metrics, re.MULTILINE).group(1))  # type: ignore[union-attr]
 
 
 def count_messages(out: Path) -> tuple[int, int]:

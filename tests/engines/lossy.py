@@ -113,6 +113,9 @@ class SeparateRows:
         arguments = [[part[i : i + 1] for part in per_client] for i in range(len(self))]
         return stack_states([rows.map(function, task, *own, **shared) for rows, own in zip(self.each, arguments)])
 
+    def map_independent(self, work, items):
+        return map(work, items)
+
     def keep_batches(self):
         return nullcontext()
 
