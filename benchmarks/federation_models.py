@@ -28,8 +28,8 @@ from mooring.runs.directory import open_run
 from tests.advice.test_remote_server import CASES as TABLES
 from tests.advice.test_remote_server import WORDS, write_case
 from tests.algorithms.cases import CASES
+from tests.engines.flower_runs import write_clients
 from tests.engines.processes import LONG, Federation, wait_until
-from tests.engines.test_flower import write_clients
 
 
 def settings_of(name: str) -> dict[str, object]:
