@@ -275,7 +275,7 @@ def test_suspicious_values_are_reported_to_their_client_only(table, tmp_path, cl
     assert {name for name, _ in heard} == {"site 3"}
     assert any("column 'a': -1000 lies" in sentence for _, sentence in heard)
     assert {node for node, words in requests if "-1000" in str(words)} == {104}
-    assert any("'RED' and 'red' differ in case" in sentence for _, sentence in heard)
+    assert any("'red' and 'RED' differ in case" in sentence for _, sentence in heard)
 
 
 def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
