@@ -218,7 +218,7 @@ def run_advice(
     theory: TheoryReport | None = None
     if access.reads_rows or not options.theory:
         job, choice, evidence = gather_evidence(job, directory, tell, access)
-    else:  # models use linear columns, so that the theory does not wait for their choice
+    else:  # the theory is that of linear columns: it does not wait for the choice of others
         steps: list[Callable[[], Any]] = [
             partial(gather_evidence, job, directory, tell, access),
             partial(find_theory, job),
@@ -242,7 +242,7 @@ def run_advice(
         | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, recommendations.recommended)}
     )
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
-    effects = measure_effects(job, evidence.shape, models.global_)
+    effects = measure_effects(job, evidence.shape, models.global_, access.average_predictions)
     headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve, effects)
     table = lambda_path_table(choice, loss_scale(job))
     run = None if directory is None else directory.path

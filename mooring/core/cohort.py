@@ -78,6 +78,14 @@ class Rows:
         place = position if self.position is None else self.position[position]
         return Rows(self.x, self.y, self.start[position], self.size[position], root, place)
 
+    def map_columns(self, shape: Callable[[Tensor], Tensor]) -> Rows:
+        """The rows with the columns that `shape` makes of theirs."""
+        return Rows(shape(self.x), self.y, self.start, self.size)
+
+    def select_columns(self, columns: list[int]) -> Rows:
+        """The rows with some of their columns."""
+        return Rows(self.x[:, columns], self.y, self.start, self.size)
+
     def of(self, c: int) -> tuple[Tensor, Tensor]:
         """The rows (x, y) of the c-th client of this cohort."""
         part = slice(int(self.start[c]), int(self.start[c] + self.size[c]))

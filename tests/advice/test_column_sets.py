@@ -33,10 +33,9 @@ from mooring.advice.candidates.column_sets import (
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence
-from mooring.advice.evaluation.evidence import LINEAR_FEDERATION, apply_shape, choose_shaper
+from mooring.advice.evaluation.evidence import apply_shape
 from mooring.advice.evaluation.fold_fits import estimate_all_priors
 from mooring.advice.evaluation.loss_sums import ModelTriple
-from mooring.advice.evaluation.row_access import RowAccess
 from mooring.advice.folds import FoldSplit, assign_folds, iterate_folds, usable_rows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.core.cohort import Rows
@@ -348,18 +347,3 @@ def test_few_rows_keep_linear_columns_and_wrong_requests_are_refused():
     assert splines.evidence.shape.booster is None and splines.evidence.shape.splines
     with pytest.raises(RequestError, match="needs a table and a task that is linear"):
         advise(few, shape="spline", task={"name": "kernel", "width": 6}, **OPTIONS)
-
-
-@pytest.mark.parametrize("shape", ["auto", "spline", "linear"])
-def test_a_federation_states_that_it_uses_linear_columns(shape):
-    class Elsewhere(RowAccess):
-        reads_rows = False
-
-    job = prepare(request("heart", purpose="advise", shape=shape))
-    usable = Elsewhere().usable(job.clients)
-    if shape == "spline":
-        with pytest.raises(RequestError, match="a federation uses linear columns"):
-            choose_shaper(job, usable, Elsewhere())
-        return
-    assert choose_shaper(job, usable, Elsewhere()) == (None, [])
-    assert (LINEAR_FEDERATION in job.clients.notes) == (shape == "auto")

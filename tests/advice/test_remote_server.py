@@ -1,5 +1,6 @@
 """Advice whose rows stay with their clients: the simulator's verdicts and models, by Flower's messages."""
 
+import json
 import threading
 from functools import partialmethod
 
@@ -16,17 +17,20 @@ from mooring.advice.new_clients.personalize import personalize
 from mooring.advice.remote.client_node import AdviceClientNode
 from mooring.advice.remote.server import advise_federation
 from mooring.advice.reporting.sentences import MODEL_PHRASES
+from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.table_sources import read_source
 from mooring.engines.flower.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
+from mooring.engines.flower.disclosure import SENT_FILE, Policy
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.messenger import Messenger
-from mooring.engines.flower.remote_rows import CallBatcher
+from mooring.engines.flower.remote_rows import CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
 from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
+from mooring.shapes.columns import ShapedColumns
 from tests.engines.flower_runs import Clock
 from tests.engines.local_grid import LocalGrid
 
@@ -37,18 +41,30 @@ LINEAR_IN_TWO_FOLDS = 'folds = 2\ntheory = false\nshape = "linear"'
 CASES = {  # an embedded table: clients, columns, rows of each, and options of [advice]
     "parkinsons": (5, ["age", "test_time", "HNR", "PPE", "RPDE"], 40, 'folds = 3\nshape = "linear"'),
     "heart": (4, ["age", "thalach"], 120, LINEAR_IN_TWO_FOLDS),
+    "bent": (4, ["u", "v", "w", "kind"], 70, 'folds = 2\ntheory = false\nshape = "spline"'),
 }
+
+
+def read_case(name):
+    """A table with the names of its columns of clients and target."""
+    if name != "bent":
+        return read_source(name).frame, EMBEDDED_TABLES[name].client, EMBEDDED_TABLES[name].target
+    rng, size = np.random.default_rng(0), 280
+    frame = pd.DataFrame(rng.normal(size=(size, 3)), columns=["u", "v", "w"])
+    frame["kind"], frame["site"] = rng.choice(["a", "b"], size), np.repeat([f"site {i}" for i in range(4)], 70)
+    curve = frame["u"] ** 2 + 0.8 * frame["v"] * frame["w"] + (frame["kind"] == "a")
+    return frame.assign(y=curve + np.repeat(np.arange(4), 70) * frame["v"] + 0.3 * rng.normal(size=size)), "site", "y"
 
 
 def write_case(name, folder, clients=None):
     """Each client's rows in a file of its own, and a run file."""
     usual, columns, rows, more = CASES[name]
-    table, about = read_source(name), EMBEDDED_TABLES[name]
+    frame, client, target = read_case(name)
     (folder / "clients").mkdir(parents=True)
-    for who in table.frame[about.client].value_counts().index[: clients or usual]:
-        mine = table.frame[table.frame[about.client] == who][[*columns, about.target]].iloc[:rows]
+    for who in frame[client].value_counts().index[: clients or usual]:
+        mine = frame[frame[client] == who][[*columns, target]].iloc[:rows]
         mine.to_csv(folder / "clients" / f"{who}.csv", index=False)
-    return run_file(folder / "run.toml", folder / "clients", about.target, "", more)
+    return run_file(folder / "run.toml", folder / "clients", target, "", more)
 
 
 def run_file(path, source, target, data, advice):
@@ -158,6 +174,71 @@ def test_no_value_of_a_row_is_in_any_reply(federation):
     assert messages < (50 if homes[0].task.name == "linear" else 80), messages  # see docs/remote-advice.md
 
 
+def test_splines_and_products_are_those_of_one_process(federation):
+    """The same knots and pairs; centers and scales are sums in another order."""
+    path, homes, _, apart, out = federation
+    if path.parent.name[:4] != "bent":
+        assert apart.evidence.shape is None
+        return
+    here = advise(path)
+    one, other = here.evidence.shape, apart.evidence.shape
+    assert len(one.splines) == 1 and len(one.products) == 1 and one.booster is None
+    assert (other.splines, other.products) == (one.splines, one.products)
+    np.testing.assert_allclose(other.centers + other.scales, one.centers + one.scales, rtol=1e-12, atol=1e-12)
+    assert apart.job.clients.features == here.job.clients.features
+    effects = [effect["column"] for effect in here.column_effects]
+    assert [effect["column"] for effect in apart.column_effects] == effects == ["u"]
+    for pair in zip(apart.column_effects, here.column_effects):
+        # The ends of the grid are quantiles of counts: a bin is up to 3% of a standard deviation wide there.
+        np.testing.assert_allclose(*(effect["values"] for effect in pair), atol=0.06)
+        np.testing.assert_allclose(*(effect["prediction"] for effect in pair), atol=0.2)
+    stored = {file.stem for file in (homes[0].folder / "columns").iterdir()}
+    assert len(stored) == 5  # candidates, the chosen columns, and these scaled by all rows and without each fold
+    assert open_run(out).schema["shape"] == other.as_json()
+
+
+def test_a_policy_knows_histograms(federation):
+    """A client that does not let histograms leave refuses the run, a single request, and records what it sent."""
+    path, homes, _, _, _ = federation
+    run, home = read_federation_request(path), homes[0]
+    narrow = Policy(quantities=["schema", "advice"])
+    asked = {"0": {"name": "count_bins", "part": ["usable"], "own": 0, "shared": {"columns": True}}}
+    message = Payload({"run": home.digest, "calls": asked}, {"0/shared/columns": torch.tensor([0])})
+    strict = AdviceClientNode(run, home.path, home.folder.parent, policy=narrow)
+    assert "does not send histograms" in strict.answer("asked", message).fields["refused"]
+    refused = home.answer("asked", message).fields.get("refused", "")
+    assert ("its run file sets linear columns" in refused) == (home.run.advice.shape == "linear")
+    sent = [json.loads(line) for line in (home.folder / SENT_FILE).read_text().splitlines()]
+    has_histograms = any("count_bins" in line.get("computed", {}) for line in sent)
+    assert has_histograms == ("bins" in home.reveals) == (home.run.advice.shape != "linear")
+    if not has_histograms:
+        narrow.check_run(run)
+        return
+    with pytest.raises(RequestError, match=r'does not let histograms leave.* set shape = "linear"'):
+        narrow.check_run(run)
+    Policy(quantities=["schema", "advice", "histograms"]).check_run(run)
+
+
+def test_descriptions_of_columns_are_checked(tmp_path):
+    store = ColumnStore(tmp_path)
+    shape = ShapedColumns(2, ((0, (-1.0, 0.0, 1.0)),))
+    digest = shape_digest(shape.as_json())
+    with pytest.raises(RequestError, match="another digest"):
+        store.add({"0" * 32: shape.as_json()})
+    with pytest.raises(RequestError, match="is not here"):
+        store.get(digest)
+    with pytest.raises(RequestError, match="is not here"):
+        store.get("../run")
+    store.add({digest: shape.as_json()})
+    assert ColumnStore(tmp_path).get(digest) == shape
+    rows = Rows(torch.arange(8.0).double().view(4, 2), torch.zeros(4), torch.tensor([0]), torch.tensor([4]))
+    assert torch.equal(store.shape_rows(digest, "0-0,2-2", rows).x, shape(rows.x)[:, [0, 2]])
+    for wrong in ("0-3", "", "2-0", "1-1,0-0", "0-99999999999", "a-b"):
+        with pytest.raises(RequestError, match="columns"):
+            store.shape_rows(digest, wrong, rows)
+    assert write_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5-5,7-8" and read_ranges("0-2,5-5,7-8") == [0, 1, 2, 5, 7, 8]
+
+
 def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
     """Where the server was killed in the middle, and clients were started anew."""
     path = write_case("parkinsons", tmp_path)
@@ -190,13 +271,14 @@ def test_clients_predict_later_rows_from_earlier_ones(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", ["linear", "spline"])
 @pytest.mark.parametrize("kind", ["count", "classes"])
-def test_counts_and_several_classes(kind, tmp_path):
+def test_counts_and_several_classes(kind, shape, tmp_path):
     rng, folder = np.random.default_rng(0), tmp_path / "clients"
     folder.mkdir()
     for i in range(4):
         x = rng.normal(size=(50 + 5 * i, 2))
-        z = x[:, 0] * (1 + 0.3 * i) - 0.5 * x[:, 1] + 0.3 * i
+        z = x[:, 0] * (1 + 0.3 * i) - 0.5 * x[:, 1] ** (2 if shape == "spline" else 1) + 0.3 * i
         noisy = z + rng.normal(size=len(z))
         y = (
             rng.poisson(np.exp(z / 2))
@@ -204,12 +286,14 @@ def test_counts_and_several_classes(kind, tmp_path):
             else np.array(["a", "b", "c"])[1 + np.sign(noisy.round(0)).astype(int)]
         )
         pd.DataFrame({"u": x[:, 0], "v": x[:, 1], "y": y}).to_csv(folder / f"site {i}.csv", index=False)
-    path = run_file(tmp_path / "run.toml", folder, "y", f'target_type = "{kind}"', LINEAR_IN_TWO_FOLDS)
+    options = LINEAR_IN_TWO_FOLDS.replace("linear", shape)
+    path = run_file(tmp_path / "run.toml", folder, "y", f'target_type = "{kind}"', options)
     apart = advise_federation(
         read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
     )
     # Scores of classes are known up to a constant: only the ridge bends the loss along it.
     assert_same_advice(apart, advise(path), close=NEWTON_CLOSE)
+    assert (apart.evidence.shape is not None) == (shape == "spline")
 
 
 def test_questions_of_work_side_by_side_travel_together():

@@ -78,7 +78,7 @@ class ColumnSets:
         if key not in rows.cache:
             columns = self.columns[name]
             every = len(columns) == rows.x.shape[-1]
-            rows.cache[key] = rows if every else Rows(rows.x[:, columns], rows.y, rows.start, rows.size)
+            rows.cache[key] = rows if every else rows.select_columns(columns)
         return rows.cache[key]
 
     def place(self, name: str) -> Tensor:

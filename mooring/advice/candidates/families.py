@@ -243,12 +243,17 @@ def make_offset(task: Task, prior: Prior, ridge: float) -> Callable[[Rows, np.nd
             part = filter_rows(rows, ~held)
             (models,) = fit_settings(task, part, part.size.double(), [setting], [prior._replace(noise=noise)])
             v = models.v.double()[owner[held]]  # [rows, d]
-            slopes = v[:, : v.shape[1] - v.shape[1] // (features + 1) if task.intercept else None]
-            z = torch.einsum("nf,nfk->nk", rows.x[held].double(), slopes.view(len(v), features, -1))
-            z = z + v[:, slopes.shape[1] :] if task.intercept else z
+            z = score_linear(rows.x[held].double(), v, features, task.intercept)
             out = np.zeros((len(owner), z.shape[1])) if out is None else out
             out[held.numpy()] = z.numpy()
         assert out is not None
         return out
 
     return score
+
+
+def score_linear(x: Tensor, v: Tensor, features: int, has_intercept: bool) -> Tensor:
+    """[N, K]: the scores of rows x [N, features] by models [N, d], each row's own."""
+    slopes = v[:, : v.shape[1] - v.shape[1] // (features + 1) if has_intercept else None]
+    z = torch.einsum("nf,nfk->nk", x, slopes.reshape(len(v), features, -1))
+    return z + v[:, slopes.shape[1] :] if has_intercept else z

@@ -64,8 +64,9 @@ def solve_path(
     scales: Sequence[float] | Tensor,
     shape: PullShape | None = None,
     ridge: float = 0.0,
+    start: Tensor | None = None,
 ) -> Iterator[PathPoint]:
-    """The path at `scales`, in that order; from tight to slack is the quickest."""
+    """The path at `scales`, in that order; from tight to slack is the quickest. Newton's method begins at `start`."""
     shape = shape or PullShape()
     scales = [float(s) for s in scales]
     if min(scales, default=1.0) <= 0:
@@ -76,7 +77,7 @@ def solve_path(
     if isinstance(task, Linear):
         return _linear(task, rows, p, scales, tight, shape.slack, penalty.double())
     if is_dense(task):
-        return _newton(task, rows, p, scales, tight, shape.slack, penalty)
+        return _newton(task, rows, p, scales, tight, shape.slack, penalty, start)
     if shape.slack is not None:
         raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own lambda.")
     return (PathPoint(*point) for point in choose_path_solver(task, rows)(task, rows, p, scales, tight, penalty))
@@ -311,14 +312,21 @@ def minimize_global_loss(task: Task, rows: ClientRows, p: Tensor, ridge: Tensor,
 
 
 def _newton(
-    task: Task, rows: ClientRows, p: Tensor, scales: list[float], tight: Tensor, slack: Tensor | None, ridge: Tensor
+    task: Task,
+    rows: ClientRows,
+    p: Tensor,
+    scales: list[float],
+    tight: Tensor,
+    slack: Tensor | None,
+    ridge: Tensor,
+    start: Tensor | None = None,
 ) -> Iterator[PathPoint]:
     """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement.
 
     The clients' losses, gradients and Hessians at v are needed once for every point that is tried.
     """
     s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
-    w = torch.zeros(task.dim, dtype=task.dtype)
+    w = torch.zeros(task.dim, dtype=task.dtype) if start is None else start.to(task.dtype)
     z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     first, p = None, p.to(task.dtype)
     with rows.keep_batches():

@@ -43,7 +43,7 @@ from mooring.advice.evaluation.setting_choice import (
     prior_probabilities,
     select_priors,
 )
-from mooring.advice.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, count_folds, row_clients
+from mooring.advice.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, FoldSplit, count_folds, row_clients
 from mooring.core.client_functions import ClientRows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
@@ -166,13 +166,17 @@ def split_rows(
         parts = parts[:1]
     shape, sets = None, None
     if shaper is not None:
-        shape, all_rows = shaper.fit(all_rows, usable.groups)
         few = len(choosers) < len(all_rows)
+        few_shaper = replace(shaper, keys=shaper.keys[choosers.numpy()]) if few else shaper
+
+        def make_columns(part: FoldSplit | None) -> list[Any]:
+            return [shaper.fit(all_rows, usable.groups) if part is None else few_shaper.split(part, groups)]
+
+        ((shape, all_rows),), *shaped = all_rows.map_independent(make_columns, [None, *parts])
+        parts = [part for (part,) in shaped]
         rows = all_rows.select(choosers).compact() if few else all_rows
         task = replace(task, features=shape.width)
         sets = ColumnSets(task, shape)
-        shaper = replace(shaper, keys=shaper.keys[choosers.numpy()]) if few else shaper
-        parts = [shaper.split(part, groups) for part in parts]
     few_weights = weights if isinstance(weights, str) else weights[choosers]
     folded = FoldedRows(task, rows, parts, few_weights, keys[choosers.numpy()], seed, sets)
     return SplitRows(all_rows, choosers, folded, shape)

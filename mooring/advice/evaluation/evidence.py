@@ -15,14 +15,10 @@ from mooring.advice.candidates.column_sets import (
     USED,
     ColumnSets,
     Shaper,
-    add_columns,
     can_shape,
-    make_shaper,
-    numeric_columns,
     prune_columns,
     used_columns,
 )
-from mooring.advice.candidates.families import make_offset
 from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, cross_fit
@@ -41,10 +37,6 @@ from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
 from mooring.tasks.proximal import is_dense
-
-LINEAR_FEDERATION = (
-    "Rows stay with their clients, so models use linear columns; splines, products and boosted scores were left out."
-)
 
 
 def advice_options(job: Job) -> AdviceSection:
@@ -97,27 +89,20 @@ def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> tuple[Shap
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} does not apply: the formula names the columns.")
         return None, []
-    if not access.reads_rows and wanted != LINEAR:
-        if wanted != "auto":
-            raise RequestError(f"--shape {wanted} needs all rows in one place; a federation uses linear columns.")
-        clients.notes.append(LINEAR_FEDERATION)
-        return None, []
     if wanted == LINEAR or not can_shape(job.task) or clients.schema is None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
         return None, []
-    rows, seed = usable.rows.compact(), job.run.training.seed
+    rows = usable.rows.compact()
     total = int(rows.size.sum())
     if wanted == "auto" and (total < MIN_ROWS_FOR_AUTO or not is_dense(job.task)):
         return None, []
-    if wanted == BOOSTED and not has_boosting():
+    if wanted == BOOSTED and access.reads_rows and not has_boosting():
         raise RequestError(MISSING_XGBOOST)
     kinds = estimate_priors(job.task, rows)
     priors = average_kinds(kinds)
     ridge = estimate_global_ridge(job.task, priors[0], total) if priors else 0.0
-    offset = make_offset(job.task, priors[0], ridge) if priors else None
-    numeric = numeric_columns(clients)
-    return make_shaper(job.task, rows, clients.keys, wanted, numeric, offset, seed, usable.groups), kinds
+    return access.make_shaper(job, usable, wanted, priors[0] if priors else None, ridge), kinds
 
 
 def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choice, Evidence]:
@@ -133,7 +118,7 @@ def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choi
     if shape is None:
         return job, choice, evidence
     clients = job.clients
-    parts = {part: add_columns(getattr(clients, part), shape) for part in PARTS}
+    parts = {part: getattr(clients, part).map_columns(shape) for part in PARTS}
     schema = clients.schema.model_copy(update={"shape": shape.as_json()})
     clients = replace(clients, **parts, features=schema.features, schema=schema)  # type: ignore[arg-type]
     return replace(job, clients=clients, task=sets.task_on(USED)), choice, evidence

@@ -169,17 +169,19 @@ def combine_priors(
 
     With squared losses each client has its own noise. Coefficients that are not `varying` have the variance 0.
     """
-    out: list[Prior] = []
-    for name in [LINEAR] if sets is None else sets.names():
+
+    def combine(name: str) -> list[Prior]:
         kinds = [prior for prior in raw if prior.columns == name]
         if not kinds:
-            continue
+            return []
         at, priors = on_columns(task, rows, sets, name), average_kinds(kinds)
         if isinstance(at.task, Linear) and at.task.dim <= MAX_DIAGONAL_COEFFICIENTS:
             noise, law = estimate_noise(at.task, at.rows, positive_variance(kinds), priors[0].noise)
             priors = [prior._replace(noise=noise, law=law) for prior in priors]
-        out += priors if varying is None else restrict_priors(task, priors, varying)
-    return out
+        return priors if varying is None else restrict_priors(task, priors, varying)
+
+    names = [LINEAR] if sets is None else sets.names()
+    return [prior for priors in rows.map_independent(combine, names) for prior in priors]
 
 
 def restrict_priors(task: Task, priors: list[Prior], varying: Tensor) -> list[Prior]:

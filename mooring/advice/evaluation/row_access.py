@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from mooring.advice.candidates.client_prior import Prior
+from mooring.advice.candidates.column_sets import Shaper, make_shaper, numeric_columns
+from mooring.advice.candidates.families import make_offset
 from mooring.advice.evaluation.fold_fits import fit_folds_in_memory
 from mooring.advice.folds import (
     FoldSplit,
@@ -18,6 +21,7 @@ from mooring.advice.folds import (
     row_times,
     usable_rows,
 )
+from mooring.advice.reporting.column_effects import average_predictions
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.metrics import compute_metrics
@@ -38,6 +42,7 @@ class RowAccess:
     writes_models = True  # whether the run directory contains the clients' models
     reads_rows = True  # whether rows can be read one by one, to add columns or to predict them
     fit_folds = staticmethod(fit_folds_in_memory)  # the candidates fitted without each fold, and their losses
+    average_predictions = staticmethod(average_predictions)  # of the global model, by values of a column
 
     def usable(self, clients: Clients) -> UsableRows:
         """Every row that appears k times, as all others do, is used once; equal rows are a group."""
@@ -52,6 +57,15 @@ class RowAccess:
     def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
         """The rows in folds."""
         return list(iterate_folds(usable.rows, keys, seed, count, usable.groups, usable.times))
+
+    def make_shaper(
+        self, job: Job, usable: UsableRows, wanted: str, prior: Prior | None, ridge: float
+    ) -> Shaper | None:
+        """How extra columns are made; None where none is worth trying."""
+        rows, clients = usable.rows.compact(), job.clients
+        offset = None if prior is None else make_offset(job.task, prior, ridge)
+        seed = job.run.training.seed
+        return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, seed, usable.groups)
 
     def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> JsonObject:
         """Well-known measures of models on the clients' test rows."""

@@ -89,14 +89,18 @@ def list_candidates(
     sets: ColumnSets | None = None,
 ) -> tuple[list[Setting], list[Setting]]:
     """All settings to compare, and those that the priors propose; of further column `sets` a part of them."""
-    settings, proposed = [], []
-    for name in [LINEAR] if sets is None else sets.names():
+
+    def list_on(name: str) -> list[list[Setting]]:
         own_priors = [prior for prior in priors if prior.columns == name]
-        few = name != LINEAR
         at = on_columns(task, rows, sets, name)
-        lists = _settings_on(at.task, at.rows, own_priors, weights, total, few)
-        settings += [setting._replace(columns=name) for setting in lists[0]]
-        proposed += [setting._replace(columns=name) for setting in lists[1]]
+        lists = _settings_on(at.task, at.rows, own_priors, weights, total, few=name != LINEAR)
+        return [[setting._replace(columns=name) for setting in part] for part in lists]
+
+    settings: list[Setting] = []
+    proposed: list[Setting] = []
+    for own_settings, own_proposed in rows.map_independent(list_on, [LINEAR] if sets is None else sets.names()):
+        settings += own_settings
+        proposed += own_proposed
     return settings, proposed
 
 

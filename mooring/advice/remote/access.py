@@ -9,23 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.advice.candidates.client_prior import Prior
+from mooring.advice.candidates.column_sets import BOOSTED, numeric_columns
 from mooring.advice.candidates.families import Setting
 from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
 from mooring.advice.evaluation.held_out_losses import LossesByModel
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.folds import FoldSplit
-from mooring.core.client_functions import rows_function
-from mooring.core.cohort import Rows
-from mooring.core.task import Task
+from mooring.advice.remote.columns import RemoteShaper, average_remote_predictions, count_rows, make_remote_shaper
+from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.prepare import Job
 
+NO_BOOSTED_SCORE = (
+    "Rows stay with their clients, so splines and products of columns were tried, a boosted score was not."
+)
 HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds) and (TRAIN, fold, folds)
 
 
 class RemoteAccess(RowAccess):
     reads_rows = False
+    average_predictions = staticmethod(average_remote_predictions)
 
     def __init__(self, usable: object, writes_models: bool):
         self.rows, self.writes_models = usable, writes_models
@@ -41,6 +46,19 @@ class RemoteAccess(RowAccess):
         remote = [rows.at(part, size) for part, (size,) in zip(parts, sizes)]
         folds = [FoldSplit(train, held, held.size[:0]) for train, held in zip(remote[::2], remote[1::2])]
         return [fold for fold in folds if int(fold.held.size.sum())]
+
+    def make_shaper(
+        self, job: Job, usable: UsableRows, wanted: str, prior: Prior | None, ridge: float
+    ) -> RemoteShaper | None:
+        """Splines and products, from sums that the clients send."""
+        if wanted == BOOSTED:
+            raise RequestError("--shape boosted needs all rows in one place; a federation uses splines and products.")
+        if wanted == "auto":
+            job.clients.notes.append(NO_BOOSTED_SCORE)
+        numeric = numeric_columns(job.clients)
+        if prior is None or not numeric:
+            return None
+        return make_remote_shaper(job.task, usable.rows, job.clients.keys, numeric, prior, ridge)
 
     @staticmethod
     def fit_folds(
@@ -61,9 +79,3 @@ class RemoteAccess(RowAccess):
     def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> JsonObject:
         """None: each client has its own rows, and their measures."""
         return {}
-
-
-@rows_function
-def count_rows(task: Task, rows: Rows) -> Tensor:
-    """[C]: how many rows there are."""
-    return rows.size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.advise import AdviceResult  # imports all modules with client functions
+from mooring.advice.candidates.column_sets import LINEAR
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.folds import (
     assign_folds,
@@ -26,6 +28,7 @@ from mooring.advice.folds import (
     usable_rows,
 )
 from mooring.advice.remote.access import HELD, TRAIN
+from mooring.advice.remote.columns import HELD_INSIDE, INNER_PARTS, REPLACED
 from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASES
 from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
@@ -34,13 +37,16 @@ from mooring.core.types import JsonObject
 from mooring.engines.fit_files import describe_task
 from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
+from mooring.engines.flower.disclosure import QUANTITY_OF_FUNCTION, count_functions
 from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.remote_rows import answer_calls
-from mooring.engines.prepare import Job
+from mooring.engines.flower.remote_rows import SHAPED, ColumnStore, answer_calls
+from mooring.engines.prepare import Job, make_task
 from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
 from mooring.runs.runfile import run_bytes
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
+from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.quantiles import BINS
 
 FINISH_MESSAGE = "advised"
 DISCLOSED = (
@@ -50,13 +56,29 @@ DISCLOSED = (
 )
 
 
+DISCLOSED_FOR_SHAPES = (
+    'For nonlinear effects (shape = "linear" avoids this): of every numeric column how many rows lie in each of '
+    f"{BINS:,} bins, which are 0.1% (at the mean) to 3% (one standard deviation from it) of the column's standard "
+    "deviation wide, and moments of splines and products of columns with residuals"
+)
+
+
 class AdviceClientNode(ClientNode):
     """A client of a federation that is advised."""
 
     answers: ClassVar[dict[str, Callable[[Any, Payload], Payload]]] = {}
     of_schema: ClassVar[tuple[str, ...]] = (*ClientNode.of_schema, "parts")
-    reveals = DISCLOSED
     what = "an advice"
+
+    @property
+    def reveals(self) -> str:
+        """What a curious server sees of it."""
+        return DISCLOSED if self.is_linear else f"{DISCLOSED}. {DISCLOSED_FOR_SHAPES}"
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether its run file excludes columns for nonlinear effects."""
+        return self.run.advice is not None and self.run.advice.shape == LINEAR
 
     def rows(self, part: tuple[Any, ...]) -> Rows:
         """Some of its rows, in a pool of their own; where there are none, one row that does not count."""
@@ -68,20 +90,49 @@ class AdviceClientNode(ClientNode):
     def parts(self) -> dict[tuple[Any, ...], Rows]:
         return {}
 
+    @cached_property
+    def columns(self) -> ColumnStore:
+        """The extra columns that the server has described."""
+        return ColumnStore(self.folder / "columns")
+
     def _rows(self, part: tuple[Any, ...]) -> Rows:
-        name, *fold = part
+        name, *others = part
         if name in ("train", "validation", "test"):
             return getattr(self.clients, name).compact()
+        if name == SHAPED:
+            digest, ranges, *base = others
+            return self.columns.shape_rows(str(digest), str(ranges), self.rows(tuple(base)))
+        if name == REPLACED:
+            column, value, *base = others
+            rows = self._rows(tuple(base))
+            x = rows.x.clone()
+            x[:, int(column)] = float(value)
+            return Rows(x, rows.y, rows.start, rows.size)
+        if name in INNER_PARTS:
+            fold, folds, salt, *base = others
+            rows, seed = self._rows(tuple(base)), self.run.training.seed + int(salt)
+            assigned = assign_folds(rows, self.clients.keys, int(folds), seed, self._units(tuple(base)))
+            return filter_rows(rows, (assigned == int(fold)) == (name == HELD_INSIDE))
         usable = usable_rows(self.clients).compact()
-        if name == "usable":
-            return usable
+        return usable if name == "usable" else filter_rows(usable, self._mask(part))
+
+    def _mask(self, part: tuple[Any, ...]) -> Tensor:
+        """[N]: which of the usable rows are in a fold, or train for it."""
+        name, *numbers = part
         if name not in (HELD, TRAIN):
             raise RequestError(f"client '{self.name}' has no rows called {name!r}.")
-        assigned = self.assigned(int(fold[1]))
-        is_held = assigned == int(fold[0])
+        fold, folds = map(int, numbers)
+        assigned = self.assigned(folds)
         if row_times(self.clients) is not None and name == TRAIN:
-            return filter_rows(usable, assigned < int(fold[0]))
-        return filter_rows(usable, is_held if name == HELD else ~is_held)
+            return assigned < fold
+        return (assigned == fold) == (name == HELD)
+
+    def _units(self, part: tuple[Any, ...]) -> Tensor | None:
+        """[N]: the units of rows, which stay in one fold; None where every row stands for itself."""
+        units = row_groups(self.clients)
+        if units is None and row_times(self.clients) is None:
+            units = number_distinct_rows(self.rows(("usable",)))
+        return units if units is None or part == ("usable",) else units[self._mask(part)]
 
     def assigned(self, folds: int) -> Tensor:
         """[N]: the fold of each usable row; negative for rows that only train."""
@@ -100,6 +151,12 @@ def ensure_nonempty(rows: Rows, like: Rows) -> Rows:
 
 
 def handle_calls(node: AdviceClientNode, payload: Payload) -> Payload:
+    histograms = QUANTITY_OF_FUNCTION.keys() & count_functions(payload.fields)
+    if node.is_linear and histograms:
+        raise RequestError(
+            f"client '{node.name}' does not compute {min(histograms)!r}: its run file sets linear columns."
+        )
+    node.columns.add(payload.fields.get("shapes", {}))
     return answer_calls(node.name, node.task, payload, node.rows, CLIENT_FUNCTIONS)
 
 
@@ -132,15 +189,20 @@ def write_client_run(node: AdviceClientNode, payload: Payload) -> Payload:
     run = node.run.model_copy(
         update={"data": node.run.data.model_copy(update={"source": str(node.path)}), "federation": None}
     )
+    schema, clients = node.schema, node.clients
+    if payload.fields["shape"] is not None:
+        shape = ShapedColumns.from_json(payload.fields["shape"])
+        schema = schema.model_copy(update={"shape": shape.as_json()})
+        clients = replace(clients, train=clients.train.map_columns(shape), features=schema.features, schema=schema)
     files = {
         RUN_FILE: run_bytes(run),
-        SCHEMA_FILE: json_bytes(node.schema.model_dump(mode="json")),
+        SCHEMA_FILE: json_bytes(schema.model_dump(mode="json")),
         CLIENTS_FILE: parquet_bytes(clients_table([{name: row[name] for name in CLIENTS_SCHEMA.names if name in row}])),
         ADVICE_FILE: json_bytes(record),
     }
     path = node.folder / RESULT_DIR
     shutil.rmtree(path, ignore_errors=True)
-    about, layout = describe_task(Job(run, node.clients, node.task))
+    about, layout = describe_task(Job(run, clients, make_task(run, clients)))
     saved = StoredModels(payload.tensors["common"], payload.tensors["own"], (node.name,), about, layout)
     create_run(path, files).write_models(saved)
     write_json(

@@ -111,9 +111,10 @@ def make_remote_job(
 
 def send_results(messenger: Messenger, advice: AdviceResult, how: FederationSection) -> None:
     """Every client receives its recommendation and its model."""
-    models, frame = advice.models, advice.clients
+    models, frame, schema = advice.models, advice.clients, advice.job.clients.schema
+    shape = None if schema is None else schema.shape
     payloads = {}
     for i, name in enumerate(advice.job.clients.names):
         tensors = {"common": models.global_, "own": models.recommended[i : i + 1]}
-        payloads[name] = Payload({"record": client_record(advice, frame.iloc[i])}, tensors)
+        payloads[name] = Payload({"record": client_record(advice, frame.iloc[i]), "shape": shape}, tensors)
     messenger.ask(FINISH_MESSAGE, payloads, deadline=how.deadline or RESULT_DEADLINE_SECONDS, quorum=0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +23,46 @@ SAMPLED_ROWS = 200  # that predictions are averaged over
 MIN_CURVATURE = 0.01  # root mean square distance from a straight line, as a share of the target's standard deviation
 
 
-def measure_effects(job: Job, shape: ShapedColumns | None, w: Tensor) -> list[JsonObject]:
+class MeanPredictions(NamedTuple):
+    """Mean predictions over a sample of rows if all of these had each value of a column, in the target's units."""
+
+    target_deviation: float  # standard deviation of the target
+    by_column: dict[int, tuple[Tensor, Tensor]]  # values [G] of the column, standardized, and mean predictions [G]
+
+
+def sampled_places(total: int) -> Tensor:
+    """The places of the rows, client after client, that predictions are averaged over."""
+    return torch.linspace(0, total - 1, min(SAMPLED_ROWS, total)).long()
+
+
+def value_grid(low: float, high: float) -> Tensor:
+    return torch.linspace(low, high, GRID_VALUES, dtype=torch.float64)
+
+
+def average_predictions(job: Job, shape: ShapedColumns, w: Tensor, columns: Sequence[int]) -> MeanPredictions:
+    """The mean predictions of the global model, from rows in memory."""
+    clients, task = job.clients, job.task
+    rows: Rows = clients.train.compact()
+    sample = rows.x[sampled_places(len(rows.y)), : shape.inputs].double()
+
+    def predict(x: Tensor) -> Tensor:
+        return to_target_units(clients, task.predict(w[None], x[None].to(task.dtype))[0]).double()
+
+    by_column = {}
+    for column in columns:
+        low, high = np.quantile(rows.x[:, column].numpy(), [0.05, 0.95])
+        if high > low:
+            grid = value_grid(float(low), float(high))
+            by_column[column] = grid, partial_dependence(shape, predict, sample, column, grid)
+    return MeanPredictions(float(to_target_units(clients, rows.y.to(task.dtype)).double().std()), by_column)
+
+
+def measure_effects(
+    job: Job,
+    shape: ShapedColumns | None,
+    w: Tensor,
+    average: Callable[[Any, ShapedColumns, Tensor, Sequence[int]], MeanPredictions] = average_predictions,
+) -> list[JsonObject]:
     """Partial dependence on numeric columns, the least linear first: column, values, prediction, linear, curvature.
 
     `linear` is the straight line through the predictions, `curvature` the root mean square distance from it, and
@@ -28,26 +70,14 @@ def measure_effects(job: Job, shape: ShapedColumns | None, w: Tensor) -> list[Js
     """
     clients, task = job.clients, job.task
     columns = None if shape is None else numeric_columns(clients)
-    if shape is None or not columns:
+    if shape is None or not columns or task.predict(w[None], clients.train.x[:1][None].to(task.dtype))[0].ndim != 1:
         return []
-    rows: Rows = clients.train.compact()
-    sample = rows.x[torch.linspace(0, len(rows.y) - 1, min(SAMPLED_ROWS, len(rows.y))).long(), : shape.inputs].double()
-
-    def predict(x: Tensor) -> Tensor:
-        return to_target_units(clients, task.predict(w[None], x[None].to(task.dtype))[0]).double()
-
-    if predict(shape(sample)).ndim != 1:
-        return []
-    scaling, target = read_scaling(clients), to_target_units(clients, rows.y.to(task.dtype)).double()
+    found, scaling = average(job, shape, w, columns), read_scaling(clients)
     splines = {extra.bases[0] for extra in shape.groups if extra.kind == SPLINE}
-    least = MIN_CURVATURE * float(target.std())
+    least = MIN_CURVATURE * found.target_deviation
     out: list[tuple[float, JsonObject]] = []
-    for column in columns:
-        low, high = np.quantile(rows.x[:, column].numpy(), [0.05, 0.95])
-        if not high > low:
-            continue
-        grid = torch.linspace(float(low), float(high), GRID_VALUES, dtype=torch.float64)
-        effect = partial_dependence(shape, predict, sample, column, grid).numpy()
+    for column, (grid, mean) in found.by_column.items():
+        effect = mean.numpy()
         line = np.polyval(np.polyfit(grid.numpy(), effect, 1), grid.numpy())
         curvature = float(np.sqrt(np.mean((effect - line) ** 2)))
         if curvature < least:

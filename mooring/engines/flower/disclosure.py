@@ -3,7 +3,7 @@
 ```toml
 purposes = ["fit"]                       # of runs: fit, advise
 algorithms = ["fedavg", "fedprox_personal"]
-quantities = ["schema", "statistics", "updates", "losses"]    # also: models, advice
+quantities = ["schema", "statistics", "updates", "losses"]    # also: models, advice, histograms
 min_clients = 3                          # of a cohort
 require_secure = true                    # single messages must be hidden from the server
 max_rounds = 100
@@ -71,7 +71,9 @@ REQUESTS_BY_QUANTITY = {
     "losses": {"evaluate", "secure_evaluate"},
     "models": {"models", "numbers"},
     "advice": {"asked"},
+    "histograms": set(),
 }
+QUANTITY_OF_FUNCTION = {"count_bins": "histograms"}  # client functions that need more than "advice"
 
 
 class Policy(BaseModel):
@@ -97,6 +99,12 @@ class Policy(BaseModel):
             raise RequestError("this client's policy asks for secure = true, and the run file does not have it.")
         if options.share_models and not self._allows("models"):
             raise RequestError("this client's policy does not let models leave, and the run file has share_models.")
+        shape = "linear" if purpose != "advise" else run.advice.shape if run.advice is not None else "auto"
+        if shape != "linear" and not self._allows("histograms"):
+            raise RequestError(
+                "this client's policy does not let histograms leave, and the run tries columns for nonlinear effects; "
+                'set shape = "linear" in [advice].'
+            )
         many = (
             options.clients if isinstance(options.clients, int) else len(options.clients) if options.clients else None
         )
@@ -123,9 +131,11 @@ class Policy(BaseModel):
 
     def check_request(self, what: str, fields: dict[str, Any], name: str) -> None:
         """Refuse a request for a quantity that may not leave, or for too small a cohort."""
-        quantity = next((quantity for quantity, requests in REQUESTS_BY_QUANTITY.items() if what in requests), None)
-        if quantity is not None and not self._allows(quantity):
-            raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
+        wanted = [quantity for quantity, requests in REQUESTS_BY_QUANTITY.items() if what in requests]
+        wanted += [QUANTITY_OF_FUNCTION[name] for name in count_functions(fields) if name in QUANTITY_OF_FUNCTION]
+        for quantity in wanted:
+            if not self._allows(quantity):
+                raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
         turn = fields.get("round")
         if isinstance(turn, list) and len(turn) > 3 and int(turn[3]) < self.min_clients:
             raise RequestError(
@@ -161,6 +171,13 @@ def append_record(path: Path, line: Mapping[str, Any]) -> None:
         file.write(json.dumps({"time": timestamp(), **line}) + "\n")
 
 
+def count_functions(fields: Mapping[str, Any]) -> dict[str, int]:
+    """How often each client function is called in a request."""
+    calls = fields.get("calls")
+    names = [str(call.get("name")) for call in calls.values()] if isinstance(calls, dict) else []
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
 def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
     """Describe what leaves a client: a sentence, and the shape of each array."""
     parts = {name: list(tensor.shape) for name, tensor in reply.tensors.items()}
@@ -171,4 +188,7 @@ def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
     turn = asked.fields.get("round")
     if isinstance(turn, list) and turn:
         line["round"] = turn[0]
+    functions = count_functions(asked.fields)
+    if functions and "refused" not in reply.fields:
+        line["computed"] = functions
     return line | {"arrays": parts, "bytes": payload_bytes(reply)}

@@ -2,13 +2,20 @@
 
 `RemoteRows` is to callers what `Rows` is (`core/client_functions.py`). Calls of independent work (`map_independent`)
 travel together: one message to each client when all of the work waits for results. `answer_calls` is the client's part.
+
+Rows may have extra columns (`shapes/columns.py`): their description is sent with the first message that needs it, and
+the client stores it under its digest (`ColumnStore`), by which later calls name it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,13 +24,17 @@ from torch import Tensor
 from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, client_function
 from mooring.core.cohort import Batch, HasSummary, Rows, StateTree, stack_states
 from mooring.core.errors import RequestError
-from mooring.core.task import Task, require
+from mooring.core.task import HasColumns, Task, require, with_columns
 from mooring.engines.flower.messages import Payload, rebuild_tree
 from mooring.engines.flower.messenger import ClientFailedError
+from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 from mooring.runs.tensor_files import flatten
+from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Quadratic
 
+MAX_COLUMNS = 100_000
 MAX_PARALLEL_NUMBERS = 50_000  # of the Hessians of one chain of fits, in one message: 400 kB
+SHAPED = "shaped"  # (SHAPED, digest of the description, ranges of its columns, *part)
 S = TypeVar("S")
 Part = tuple[Any, ...]  # which of a client's rows: ("train",), ("held", 0, 5), ...
 
@@ -34,6 +45,7 @@ class ClientCall(NamedTuple):
     clients: tuple[int, ...]  # indices of the clients
     per_client: tuple[Tensor, ...]  # each [len(clients), ...]
     shared: dict[str, Tensor | None]
+    shape: ShapedColumns | None = None  # of the rows' columns
 
 
 class PendingCall:
@@ -124,9 +136,19 @@ class CallBatcher:
 class RemoteRows:
     """Some rows of clients that keep them."""
 
-    def __init__(self, calls: CallBatcher, part: Part, clients: tuple[int, ...], size: Tensor, x: Tensor, y: Tensor):
+    def __init__(
+        self,
+        calls: CallBatcher,
+        part: Part,
+        clients: tuple[int, ...],
+        size: Tensor,
+        x: Tensor,
+        y: Tensor,
+        shape: ShapedColumns | None = None,
+    ):
         self.calls, self.part, self.clients, self.size = calls, part, clients, size
         self.x, self.y = x, y  # one row of zeros, with the shape of rows
+        self.shape = shape  # of extra columns
         self.cache: dict[object, Any] = {}
 
     def __len__(self) -> int:
@@ -138,13 +160,30 @@ class RemoteRows:
 
     def select(self, position: Tensor) -> RemoteRows:
         clients = tuple(self.clients[i] for i in position.tolist())
-        return RemoteRows(self.calls, self.part, clients, self.size[position], self.x, self.y)
+        return RemoteRows(self.calls, self.part, clients, self.size[position], self.x, self.y, self.shape)
+
+    def map_columns(self, shape: Any) -> RemoteRows:
+        """The rows with the columns of a `ShapedColumns`."""
+        part = (SHAPED, shape_digest(shape.as_json()), write_ranges(range(shape.width)), *self.part)
+        x = self.x.new_zeros(1, shape.width)
+        return RemoteRows(self.calls, part, self.clients, self.size, x, self.y, shape)
+
+    def select_columns(self, columns: list[int]) -> RemoteRows:
+        if self.shape is None:
+            raise ValueError("columns are selected from those of a description")
+        _, digest, ranges, *part = self.part
+        known = read_ranges(ranges)
+        chosen, x = [known[k] for k in columns], self.x[:, columns]
+        if chosen == list(range(self.shape.inputs)):
+            return RemoteRows(self.calls, tuple(part), self.clients, self.size, x, self.y)
+        named = (SHAPED, digest, write_ranges(chosen), *part)
+        return RemoteRows(self.calls, named, self.clients, self.size, x, self.y, self.shape)
 
     def compact(self) -> RemoteRows:
         return self
 
     def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
-        return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared))
+        return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared, self.shape))
 
     def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
         return self.calls.map_independent(work, items)
@@ -186,20 +225,29 @@ def condense_rows(task: Task, batch: Batch) -> SecondMoments:
 def make_sender(
     ask_all: Callable[[dict[str, Payload]], dict[str, Payload]], names: tuple[str, ...]
 ) -> Callable[[list[ClientCall]], list[Any]]:
-    """A function that sends calls to these clients, one message to each, and returns the stacked results."""
+    """A function that sends calls to these clients, one message to each, and returns the stacked results.
+
+    Descriptions of columns are sent once.
+    """
+    sent: dict[int, set[str]] = {i: set() for i in range(len(names))}
 
     def send(calls: list[ClientCall]) -> list[Any]:
         requests: dict[int, dict[str, Any]] = {}
         tensors: dict[int, dict[str, Tensor]] = {}
+        shapes: dict[int, dict[str, Any]] = {}
         for k, call in enumerate(calls):
             shared = {f"{k}/shared/{name}": value for name, value in call.shared.items() if value is not None}
             about = {"name": call.function.name, "part": list(call.part), "own": len(call.per_client)}
             about["shared"] = {name: value is not None for name, value in call.shared.items()}
             for row, client in enumerate(call.clients):
                 requests.setdefault(client, {})[str(k)] = about
+                if call.shape is not None and call.part[1] not in sent[client]:
+                    shapes.setdefault(client, {})[call.part[1]] = call.shape.as_json()
+                    sent[client].add(call.part[1])
                 own = {f"{k}/own/{i}": part[row : row + 1] for i, part in enumerate(call.per_client)}
                 tensors.setdefault(client, {}).update(shared | own)
-        replies = ask_all({names[i]: Payload({"calls": requests[i]}, tensors[i]) for i in sorted(requests)})
+        fields = {i: {"calls": requests[i]} | ({"shapes": shapes[i]} if i in shapes else {}) for i in requests}
+        replies = ask_all({names[i]: Payload(fields[i], tensors[i]) for i in sorted(requests)})
         return [stack_replies(k, call, names, replies) for k, call in enumerate(calls)]
 
     return send
@@ -255,5 +303,66 @@ def answer_calls(
         shared = {
             key: payload.tensors[f"{k}/shared/{key}"] if given else None for key, given in about["shared"].items()
         }
-        out |= flatten(k, function(task, rows_of(tuple(about["part"])), *own, **shared))
+        rows = rows_of(tuple(about["part"]))
+        if isinstance(task, HasColumns) and task.features != rows.x.shape[-1]:
+            task = with_columns(task, rows.x.shape[-1])
+        out |= flatten(k, function(task, rows, *own, **shared))
     return Payload({}, out)
+
+
+class ColumnStore:
+    """The descriptions of extra columns that a client was sent, as files that are named by their digests."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.known: dict[str, ShapedColumns] = {}
+
+    def add(self, descriptions: dict[str, Any]) -> None:
+        for digest, content in descriptions.items():
+            shape = ShapedColumns.from_json(content)
+            if digest != shape_digest(content):
+                raise RequestError("a description of extra columns has another digest than it is sent with.")
+            make_synced_folder(self.folder)
+            write_json(self.folder / f"{digest}.json", content)
+            self.known[digest] = shape
+
+    def get(self, digest: str) -> ShapedColumns:
+        if digest not in self.known:
+            path = self.folder / f"{digest}.json"
+            if not (digest.isalnum() and path.exists()):
+                raise RequestError("the description of extra columns that a request names is not here.")
+            self.known[digest] = ShapedColumns.from_json(read_json(path))
+        return self.known[digest]
+
+    def shape_rows(self, digest: str, ranges: str, rows: Rows) -> Rows:
+        """The rows with some of the columns of a description."""
+        shape = self.get(digest)
+        columns = read_ranges(ranges)
+        if not columns or columns[-1] >= shape.width:
+            raise RequestError(f"a request names columns up to {columns[-1:]}, of {shape.width}.")
+        return rows.map_columns(shape).select_columns(columns)
+
+
+def shape_digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def write_ranges(numbers: Iterable[int]) -> str:
+    """Rising whole numbers as text, such as "0-4,7-9"."""
+    numbers = list(numbers)
+    starts = [k for k in numbers if k - 1 not in numbers]
+    ends = [k for k in numbers if k + 1 not in numbers]
+    return ",".join(f"{start}-{end}" for start, end in zip(starts, ends))
+
+
+def read_ranges(text: str) -> list[int]:
+    try:
+        pairs = [tuple(map(int, part.split("-"))) for part in text.split(",")]
+        if any(end - start > MAX_COLUMNS for start, end in pairs):
+            raise ValueError(text)
+        numbers = [k for start, end in pairs for k in range(start, end + 1)]
+    except ValueError:
+        numbers = []
+    if not numbers or any(a >= b for a, b in pairwise(numbers)):
+        raise RequestError(f"columns are named as in 0-4,7-9, not {text!r}.")
+    return numbers

@@ -1,0 +1,245 @@
+"""Splines and products of clients that keep their rows, from counts and sums that they send.
+
+The same columns as in one process (`shapes/fitting.py`), because everything there follows from sums:
+
+    count_bins               rows in each bin of a fixed grid, by numeric column: knots at quantiles of all rows
+    sum_candidate_moments    moments of columns, candidates and residuals of personal linear models: which splines and
+                             products pass the test
+    sum_columns              sums of columns and of their squares: centers and scales, without each fold
+    sum_targets, sum_predictions   for partial dependence: the target's spread, and sums of predictions of some rows
+                             if all of them had the same value in a column
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.advice.candidates.client_prior import Prior
+from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper, boosting_of, limit_splines
+from mooring.advice.candidates.families import score_linear
+from mooring.advice.candidates.lambda_path import solve_path
+from mooring.advice.folds import FoldSplit
+from mooring.advice.reporting.column_effects import MeanPredictions, sampled_places, value_grid
+from mooring.core.client_functions import rows_function
+from mooring.core.cohort import Rows
+from mooring.core.task import Task, with_columns
+from mooring.engines.fit_result import to_target_units
+from mooring.shapes.boosting import differentiate_loss
+from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
+from mooring.shapes.quantiles import BINS, bin_values, count_values
+from mooring.shapes.screening import (
+    CandidateSums,
+    Pairs,
+    list_pairs,
+    multiply_columns,
+    screen_products,
+    screen_splines,
+    sum_candidates,
+)
+from mooring.tasks.proximal import is_dense
+
+HELD_INSIDE, TRAIN_INSIDE = "held inside", "without inside"  # (name, fold, folds, salt of the seed, *part): inner folds
+REPLACED = "replaced"  # (REPLACED, column, value, *part): the rows with this value in a column
+INNER_PARTS = (TRAIN_INSIDE, HELD_INSIDE)
+SCREENING_SALT = 2  # of the inner folds that residuals are made with
+Splines = tuple[tuple[int, tuple[float, ...]], ...]
+
+
+class CandidateMoments(NamedTuple):
+    """What `CandidateSums` of splines and of products are made of: z are columns, splines and 1, q products, r the
+    residuals of each of K scores."""
+
+    rows: Tensor  # [C]
+    zz: Tensor  # [C, c + 1, c + 1]
+    zr: Tensor  # [C, K, c + 1]
+    rr: Tensor  # [C, K]
+    zq: Tensor  # [C, c + 1, P]
+    qq: Tensor  # [C, P]
+    qr: Tensor  # [C, K, P]
+
+
+class TotalsAndSquares(NamedTuple):
+    total: Tensor  # [C, f]
+    squares: Tensor  # [C, f]
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteShaper(Shaper):
+    """How extra columns of remote rows are made."""
+
+    def fit(self, rows: Any, units: Tensor | None = None) -> tuple[ShapedColumns, Any]:
+        """The extra columns of these rows, and the rows with them."""
+        shape = ShapedColumns(rows.x.shape[1], self.splines, self.products)
+        sums = sum_columns(None, rows.map_columns(shape))
+        total, squares = (part.sum(0)[shape.inputs :].numpy() for part in sums)
+        shape = shape.standardize(ColumnSums(int(rows.size.sum()), total, squares))
+        return shape, rows.map_columns(shape)
+
+    def split(self, part: FoldSplit, groups: Tensor | None = None) -> FoldSplit:
+        """A fold with extra columns, centered and scaled by its training rows."""
+        shape, train = self.fit(part.train)
+        return FoldSplit(train, part.held.map_columns(shape), part.place)  # type: ignore[arg-type]
+
+
+def make_remote_shaper(
+    task: Any, rows: Any, keys: np.ndarray, numeric: Sequence[int], prior: Prior, ridge: float
+) -> RemoteShaper | None:
+    """The shaper with the splines and products that explain residuals; None where none does."""
+    inner = [(name, k, INNER_FOLDS, SCREENING_SALT, *rows.part) for k in range(INNER_FOLDS) for name in INNER_PARTS]
+
+    def ask(part: Any) -> list[Tensor]:
+        if part is None:
+            return [count_bins(None, rows, columns=torch.tensor(numeric, dtype=torch.int64))]
+        return [count_rows(None, rows.at(part, rows.size))]
+
+    (counted,), *sizes = rows.map_independent(ask, [None, *inner])
+    parts = [rows.at(part, size) for part, (size,) in zip(inner, sizes)]
+    counts = np.zeros((rows.x.shape[1], BINS), dtype=np.int64)
+    counts[list(numeric)] = counted.sum(0).numpy()
+    splines = choose_splines(counts, numeric)
+    pairs = list_pairs([i for i in numeric if (counts[i] > 2).sum() > 1])
+    if not splines and not pairs:
+        return None
+    shape, width = ShapedColumns(rows.x.shape[1], splines), rows.x.shape[1]
+    noise = prior.noise.mean().expand(len(rows))
+
+    def screen(k: int) -> list[CandidateMoments]:
+        train, held = parts[2 * k], parts[2 * k + 1]
+        pull = prior._replace(noise=noise).shape(train.size)
+        path = solve_path(task, train, train.size.double(), [1.0], pull, ridge, prior.spread.center)
+        settings = {"pairs": torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2), "inputs": torch.tensor(width)}
+        with_splines = held.map_columns(shape) if splines else held
+        return [sum_candidate_moments(task, with_splines, next(path).v, **settings)]
+
+    found = [sums for (sums,) in rows.map_independent(screen, range(INNER_FOLDS))]
+    total = CandidateMoments(*(sum(part.double().sum(0) for part in parts) for parts in zip(*found)))  # type: ignore[arg-type]
+    bends, products = screen_candidates(total, splines, pairs, width)
+    bends = limit_splines(bends)
+    extra = ShapedColumns(width, bends, products).extra
+    if not extra or not is_dense(with_columns(task, width + extra)):
+        return None
+    return RemoteShaper(bends, products, None, None, keys, seed=0)
+
+
+def screen_candidates(
+    total: CandidateMoments, splines: Splines, pairs: Pairs, inputs: int
+) -> tuple[Splines, tuple[tuple[int, int], ...]]:
+    """The splines, and then the products, that explain residuals of at least one score."""
+    rows, zz, zr, rr, zq, qq, qr = (part.numpy() for part in total)
+    last = len(zz) - 1
+    base, extra = [*range(inputs), last], list(range(inputs, last))
+    passed = set()
+    for k in range(len(zr)):
+        cross = zz[np.ix_(base, base)], zr[k][base], float(rr[k]), zz[np.ix_(base, extra)]
+        passed |= set(screen_splines(CandidateSums(float(rows), *cross, zz.diagonal()[extra], zr[k][extra]), splines))
+    bends = tuple(spline for spline in splines if spline in passed)
+    ends = np.cumsum([0, *(len(knots) - 2 for _, knots in splines)]) + inputs
+    used = [k for j, spline in enumerate(splines) if spline in passed for k in range(ends[j], ends[j + 1])]
+    keep = [*range(inputs), *used, last]
+    products: dict[tuple[int, int], None] = {}
+    for k in range(len(zr)):
+        sums = CandidateSums(float(rows), zz[np.ix_(keep, keep)], zr[k][keep], float(rr[k]), zq[keep], qq, qr[k])
+        products |= dict.fromkeys(screen_products(sums, pairs))
+    return bends, tuple(products)
+
+
+def average_remote_predictions(job: Any, shape: ShapedColumns, w: Tensor, columns: Sequence[int]) -> MeanPredictions:
+    """The mean predictions of the global model over the same rows as in memory, between quantiles of counts."""
+    clients, rows = job.clients, job.clients.train.at(("train",), job.clients.train.size)
+    steps = [
+        lambda: count_bins(None, rows, columns=torch.tensor(columns, dtype=torch.int64)),
+        lambda: sum_targets(None, rows),
+    ]
+    (counts,), (sums,) = rows.map_independent(lambda step: [step()], steps)
+    grids = {column: value_grid(*quantiles(count)) for column, count in zip(columns, counts.sum(0).numpy())}
+    grids = {column: grid for column, grid in grids.items() if grid[-1] > grid[0]}
+    total, end = int(rows.size.sum()), torch.cumsum(rows.size, 0)
+    places = sampled_places(total)
+    owner = torch.bucketize(places, end, right=True)
+    taken = torch.full((len(rows), int(owner.bincount(minlength=1).max())), -1, dtype=torch.int32)
+    for i in range(len(rows)):
+        mine = places[owner == i] - (end[i] - rows.size[i])
+        taken[i, : len(mine)] = mine
+
+    def predict(at: tuple[int, float]) -> list[Tensor]:
+        replaced = rows.at((REPLACED, *at, *rows.part), rows.size).map_columns(shape)
+        return [sum_predictions(job.task, replaced, taken, w=w).sum() / len(places)]
+
+    points = [(column, float(value)) for column, grid in grids.items() for value in grid]
+    means = [float(mean) for (mean,) in rows.map_independent(predict, points)]
+    effects = to_target_units(clients, torch.tensor(means, dtype=torch.float64)).reshape(len(grids), -1)
+    mean, square = (sums.sum(0) / total).tolist()
+    deviation = (max(square - mean**2, 0.0) * total / max(total - 1, 1)) ** 0.5
+    unit = to_target_units(clients, torch.tensor([0.0, 1.0], dtype=torch.float64)).diff().abs()
+    by_column = {column: (grid, effects[j]) for j, (column, grid) in enumerate(grids.items())}
+    return MeanPredictions(deviation * float(unit), by_column)
+
+
+def quantiles(counts: np.ndarray) -> tuple[float, float]:
+    """The 5% and the 95% quantile of counts [BINS]."""
+    share = np.cumsum(counts) / counts.sum()
+    low, high = (bin_values()[int(np.searchsorted(share, level))] for level in (0.05, 0.95))
+    return float(low), float(high)
+
+
+@rows_function
+def count_rows(task: Task, rows: Rows) -> Tensor:
+    """[C]: how many rows there are."""
+    return rows.size
+
+
+@rows_function
+def count_bins(task: Task, rows: Rows, *, columns: Tensor) -> Tensor:
+    """[C, columns, BINS]: how many rows have a value of a column in each bin of the grid."""
+    counts = [count_values(rows.of(c)[0][:, columns].numpy()) for c in range(len(rows))]
+    return torch.from_numpy(np.stack(counts).astype(np.int32))
+
+
+@rows_function
+def sum_columns(task: Task, rows: Rows) -> TotalsAndSquares:
+    """[C, f] each: sums of the columns, and of their squares."""
+    x = [rows.of(c)[0].double() for c in range(len(rows))]
+    return TotalsAndSquares(torch.stack([part.sum(0) for part in x]), torch.stack([(part**2).sum(0) for part in x]))
+
+
+@rows_function
+def sum_targets(task: Task, rows: Rows) -> Tensor:
+    """[C, 2]: sums of the target, and of its square."""
+    y = [rows.of(c)[1].double() for c in range(len(rows))]
+    return torch.stack([torch.stack([part.sum(), (part**2).sum()]) for part in y])
+
+
+@rows_function
+def sum_predictions(task: Any, rows: Rows, taken: Tensor, *, w: Tensor) -> Tensor:
+    """[C]: sums of predictions by one model [d] over rows at `taken` [C, S], of which negative places are padding."""
+    out = []
+    for c in range(len(rows)):
+        x = rows.of(c)[0][taken[c][taken[c] >= 0].long()]
+        out.append(task.predict(w[None], x[None].to(task.dtype)).double().sum())
+    return torch.stack(out)
+
+
+@rows_function
+def sum_candidate_moments(task: Any, rows: Rows, models: Tensor, *, pairs: Tensor, inputs: Tensor) -> CandidateMoments:
+    """The moments with residuals of linear models [C, d] on the first `inputs` columns; the others are splines."""
+    settings, width = boosting_of(task), int(inputs)
+    assert settings is not None
+    out = []
+    for c in range(len(rows)):
+        x, y = rows.of(c)
+        base = x[:, :width].double()
+        score = score_linear(base, models[c].double().expand(len(x), -1), width, task.intercept)
+        residual = torch.from_numpy(-differentiate_loss(y.double().numpy(), score.numpy(), settings))
+        q = multiply_columns(base, [(int(i), int(j)) for i, j in pairs])
+        sums = [sum_candidates(x, q, r) for r in residual.T]
+        zz, zq, qq = (torch.from_numpy(getattr(sums[0], name)) for name in ("zz", "zq", "qq"))
+        zr, qr = (torch.from_numpy(np.stack([getattr(s, name) for s in sums])) for name in ("zr", "qr"))
+        rr = torch.tensor([s.rr for s in sums], dtype=torch.float64)
+        out.append(CandidateMoments(torch.tensor(float(len(x))), zz, zr, rr, zq, qq, qr))
+    return CandidateMoments(*(torch.stack(parts) for parts in zip(*out)))
