@@ -108,6 +108,8 @@ ROWS = [
     Row("date_format", ["--date-format", "%m/%d/%Y"], "%m/%d/%Y", "%d/%m/%Y",
         lambda j, _: not isinstance(j, RequestError) and j.clients.schema.formats["day"][2] == "%m/%d/%Y",
         {"source": "marks.csv", "features": ["day"]}),
+    Row("encoding", ["--encoding", "cp1250"], "cp1250", "cp1252",
+        lambda j, _: "Gdańsk" in str(j.clients.schema.columns), {"source": "places.csv", "features": ["place"]}),
     Row("na", ["--na", "none,k.A."], ["none", "k.A."], ["x"],
         lambda j, _: not isinstance(j, RequestError) and "gap missing" in j.clients.features,
         {"source": "marks.csv", "features": ["gap"]}),
@@ -216,6 +218,8 @@ def here(tmp_path, monkeypatch):
         gap=np.where(k % 9 > 0, (k * 7 % 31).astype(str), "k.A."),
     )
     marks.to_csv(tmp_path / "marks.csv", index=False)
+    places = frame.assign(place=np.where(k % 3 > 0, "Málaga", "Gdańsk"))  # no language has the letters of both
+    places.to_csv(tmp_path / "places.csv", index=False, encoding="cp1250")
     with pd.ExcelWriter(tmp_path / "book.xlsx") as book:
         frame.to_excel(book, sheet_name="one", index=False)
         frame.iloc[:96].to_excel(book, sheet_name="two", index=False)

@@ -25,6 +25,7 @@ from pandas.api import types
 from mooring.core.errors import RequestError
 from mooring.core.size_limits import HOW_TO_RAISE_LIMIT, MAX_UNPACKED_BYTES, read_bounded
 from mooring.data.cell_formats import COMMA, CellFormat
+from mooring.data.encodings import UTF8, example_word, guess_code_page
 from mooring.data.sheet_layout import MIN_HEADER_SHARE, TOTAL, SheetLayout, find_layout
 from mooring.data.typed_columns import ReadingOptions
 
@@ -42,7 +43,6 @@ SNIFF_BYTES = (
 LEADING_ZEROS = re.compile(r"^0\d{3,}$")  # of codes: postal codes, numbers of articles
 MAX_BYTES_FOR_SHORT_LINES = 50_000_000  # of files that are searched for lines with too few cells
 HEADER_SEARCH_LINES = 30  # at the top of a CSV file
-UTF8, WINDOWS, LATIN = "utf-8-sig", "cp1252", "latin-1"
 
 
 class CellReading(NamedTuple):
@@ -55,6 +55,8 @@ class CellReading(NamedTuple):
     decimal_hint: str = ""  # the decimal mark of an earlier table
     date_format: str = ""  # such as %d.%m.%Y; "": detected
     na: tuple[str, ...] = ()  # further texts that stand for a missing value
+    encoding: str = ""  # of a CSV file; "": detected
+    encoding_hint: str = ""  # that of an earlier table
     sheet: str = ""  # of a workbook: its name or number; "": the first that contains a table
     header_row: int | None = None  # from 1; None: detected
     formats: tuple[tuple[str, CellFormat], ...] = ()  # of an earlier table's columns
@@ -239,16 +241,16 @@ def named_columns(header: list[str]) -> list[str]:
     return [name or f"Unnamed: {i}" for i, name in enumerate(stripped)]
 
 
-def decode_utf16(path: Path, content: bytes | None) -> bytes:
-    """Return a UTF-16 file, as Excel writes "Unicode text", in UTF-8."""
+def as_utf8(path: Path, content: bytes | None, encoding: str) -> bytes:
+    """Return the content of a file in UTF-8."""
     if content is None:
         if path.stat().st_size > MAX_UNPACKED_BYTES:
-            raise RequestError(f"{path.name}: UTF-16 files of more than {MAX_UNPACKED_BYTES:,} bytes are not read.")
+            raise RequestError(f"{path.name}: {encoding} files of more than {MAX_UNPACKED_BYTES:,} bytes are not read.")
         content = path.read_bytes()
     try:
-        return content.decode("utf-16").encode()
-    except UnicodeDecodeError as failure:
-        raise RequestError(f"{path.name}: is not a readable UTF-16 file; it may be cut off or damaged.") from failure
+        return content.decode(encoding).encode()
+    except UnicodeError as failure:
+        raise RequestError(f"{path.name}: is not readable as {encoding}; it may be cut off or damaged.") from failure
 
 
 def read_csv(path: Path, cells: CellReading) -> FileContent:
@@ -259,14 +261,15 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - SNIFF_BYTES))
         tail = file.read()
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        content = decode_utf16(path, content)
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel writes "Unicode text"
+    if cells.encoding or is_utf16:
+        content = as_utf8(path, content, cells.encoding or "utf-16")
         head, tail = content[:SNIFF_BYTES], content[-SNIFF_BYTES:]
     if b"\0" in head:
         raise RequestError(f"{path.name}: is not a text table (it holds binary data).")
     if not head.strip():
         raise RequestError(f"{path.name}: the file is empty; a header line and rows are needed.")
-    encoding = encoding_of(path, content)
+    encoding = encoding_of(path, content, cells.encoding_hint)
     skipped = lines_above_header(head.decode(encoding, errors="replace"), cells.header_row)
     with text_of(path, content, encoding) as lines:
         for _ in range(skipped):
@@ -285,8 +288,11 @@ def read_csv(path: Path, cells: CellReading) -> FileContent:
     coded = [n for n in columns_with_leading_zeros(sample, header, separator) if n not in cells.as_written]
     if skipped:
         notes.append(f"{path.name}: line {skipped + 1} was taken as the header; --header-row sets another.")
-    if encoding != UTF8:
-        notes.append(f"{path.name} is not UTF-8 text; it was read as {encoding}.")
+    if encoding not in (UTF8, cells.encoding_hint):
+        with text_of(path, content, encoding) as lines:
+            word = example_word(lines.read(SNIFF_BYTES))
+        shown = f" ('{word}')" if word else ""
+        notes.append(f"{path.name} is not UTF-8 text; it was read as {encoding}{shown}; --encoding sets another.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
@@ -408,17 +414,17 @@ def is_total(frame: pd.DataFrame) -> np.ndarray:
     return out if out.sum() < len(frame) else np.zeros(len(frame), dtype=bool)
 
 
-def encoding_of(path: Path, content: bytes | None) -> str:
-    """Return UTF-8 if the file is valid, else the Windows encoding, or Latin-1, which accepts any bytes."""
-    for encoding in (UTF8, WINDOWS):
+def encoding_of(path: Path, content: bytes | None, hint: str = "") -> str:
+    """Return UTF-8 or the hint if the file is valid in it, else the code page that its letters suggest."""
+    for encoding in filter(None, (UTF8, hint)):
         try:
             with text_of(path, content, encoding) as lines:
                 while lines.read(2**20):
                     pass
             return encoding
-        except UnicodeDecodeError:
+        except UnicodeError:
             continue
-    return LATIN
+    return guess_code_page(path.read_bytes() if content is None else content)
 
 
 def text_of(path: Path, content: bytes | None, encoding: str) -> io.TextIOWrapper:

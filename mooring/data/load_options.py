@@ -9,6 +9,7 @@ from typing import Any
 from mooring.core.errors import RequestError
 from mooring.data.cell_formats import CellFormat
 from mooring.data.column_types import CATEGORY
+from mooring.data.encodings import require_encoding
 from mooring.data.file_readers import CellReading
 from mooring.data.formulas import parse_formula
 from mooring.data.schema import Schema
@@ -39,6 +40,7 @@ class LoadOptions:
     seed: int = 0
     decimal: str | None = None  # "." or ","; None: detected by column
     date_format: str | None = None  # such as "%d.%m.%Y"; None: detected
+    encoding: str | None = None  # of a CSV file, such as "cp1250"; None: detected
     na: Sequence[str] = ()  # further texts that stand for a missing value
     sheet: str | int | None = None  # of a workbook
     header_row: int | None = None  # of a sheet or CSV file, from 1
@@ -59,6 +61,8 @@ class LoadOptions:
         options = cls(**{name: value for name, value in arguments.items() if value is not None}).follow_formula()
         if options.decimal not in (None, ".", ","):
             raise RequestError(f"decimal must be '.' or ',', got {options.decimal!r}.")
+        if options.encoding is not None:
+            require_encoding(options.encoding)
         return options
 
     def follow_formula(self) -> LoadOptions:
@@ -89,6 +93,8 @@ class LoadOptions:
             decimal=self.decimal or "",
             decimal_hint=schema.decimal if schema else "",
             date_format=self.date_format or "",
+            encoding=self.encoding or "",
+            encoding_hint=schema.encoding if schema else "",
             na=(*self.na, *(schema.na if schema else ())),
             sheet="" if self.sheet is None else str(self.sheet),
             header_row=self.header_row,

@@ -287,6 +287,7 @@ def cell_formats(table: Table, options: LoadOptions) -> dict[str, Any]:
     return {
         "formats": formats,
         "decimal": table.decimal or options.decimal or "",
+        "encoding": options.encoding or "",
         "na": tuple(options.na),
         "merges": parse_merges(options.merge_levels),
         "clip": table.clip,

@@ -80,6 +80,7 @@ class Schema(BaseModel):
     shape: dict[str, Any] | None = None  # extra columns for nonlinear effects (`shapes.columns.ShapedColumns.as_json`)
     formats: dict[str, tuple[str, str, str]] = {}  # of columns that are not plain: decimal mark, unit, date format
     decimal: str = ""  # the decimal mark of the table's file, where it shows one
+    encoding: str = ""  # of text files, where it was given
     na: tuple[str, ...] = ()  # further texts that stand for a missing value
     merges: dict[str, str] = {}  # texts that are read as another one
     clip: Limits = {}  # of winsorized columns: numbers beyond count as these

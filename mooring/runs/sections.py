@@ -200,6 +200,9 @@ class DataSection(Section):
     date_format: str | None = rare_option(
         "How dates are written: %d.%m.%Y.", "a format of strptime, such as %d.%m.%Y", unset="found out by column"
     )
+    encoding: str | None = rare_option(
+        "Encoding of a CSV file: cp1250.", "an encoding, such as utf-8, cp1250 or latin-1", unset="found out"
+    )
     na: Columns | None = rare_option("Further texts that stand for a missing value.", "a list of texts", unset="none")
     sheet: str | int | None = rare_option(
         "Sheet of a workbook: name or number.", "the name or number of a sheet", unset="the first"
@@ -462,6 +465,7 @@ class Options(TypedDict, total=False):
     drop_missing_target: bool | None
     decimal: Literal[".", ","] | None
     date_format: str | None
+    encoding: str | None
     na: Sequence[str] | None
     sheet: str | int | None
     header_row: int | None

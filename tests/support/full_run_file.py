@@ -18,6 +18,7 @@ FULL = {
         "min_category_rows": 5,
         "decimal": ",",
         "date_format": "%d.%m.%Y",
+        "encoding": "cp1250",
         "na": ["missing"],
         "sheet": "scores",
         "header_row": 2,
