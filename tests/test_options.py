@@ -18,6 +18,7 @@ import mooring
 from mooring.advice import advise as advising
 from mooring.cli import main
 from mooring.core.errors import RequestError
+from mooring.core.trusted_files import trust_code
 from mooring.core.user_code import absolute_spec
 from mooring.engines import fit as fitting
 from mooring.engines.prepare import prepare
@@ -228,6 +229,7 @@ def here(tmp_path, monkeypatch):
     pd.concat([frame, frame.head(8)]).to_csv(tmp_path / "twice.csv", index=False)
     net = "from torch import nn\n\ndef make(features, classes):\n    return nn.Linear(features, max(classes, 1))\n"
     (tmp_path / "net.py").write_text(net + "\n\nother = make\n")
+    trust_code(tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     yield tmp_path
