@@ -8,7 +8,6 @@ from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, PER
 from mooring.advice.inference.improvements import (
     MAX_EXCESS,
     SHARE_FLOOR,
-    VARIANCE_INFLATION,
     Improvements,
     compare_models,
     estimate_improvements,
@@ -45,7 +44,7 @@ def test_with_known_tau_they_are_the_posterior_of_a_normal_mean():
     p, v = s * ybar, tau**2 * (1 - s)  # the posterior's mean and variance
     assert float(found.slope[1]) == pytest.approx(1, abs=0.06) and float(found.excess[1]) < 0.02
     np.testing.assert_allclose(found.mean[:, 1], s**2 * ybar**2, rtol=0.1, atol=1e-3)
-    variance = found.covariance[:, 1, 1].numpy() / VARIANCE_INFLATION  # which is for noise and tau that are estimated
+    variance = found.covariance[:, 1, 1].numpy()
     np.testing.assert_allclose(variance, 4 * p**2 * v, rtol=0.1, atol=1e-4)
     # And so they cover: theta is a draw from its posterior.
     z = (2 * p * theta - p**2 - found.mean[:, 1].numpy()) / np.sqrt(variance)

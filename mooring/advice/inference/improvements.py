@@ -45,7 +45,6 @@ SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' variance that a client's ow
 DEVIATION_KURTOSIS = 9.0  # of rows' deviations: the median over tables with withheld rows; 3 for normal ones
 MIN_CLIENTS_FOR_PRIOR = 3  # whose variances show how much these differ
 SHARE_FLOOR = 4.0  # the square of s is at least this over the number of clients: how well s itself is known
-VARIANCE_INFLATION = 1.25  # of the posterior variance: noise and variation between clients are estimated, too
 MAX_SQUARED_RESIDUAL = 9.0  # in units of its variance, that counts towards c^2
 MAX_FREEDOM = 1e6  # degrees of freedom from which on Student's distribution is the normal one
 MAX_EXCESS = 1.0  # c^2 at most
@@ -172,7 +171,7 @@ def _one_side(
     """
     seen, n = rows > 0, rows.clamp(min=1)
     slope, slope_error = _slope(difference[seen], (rows * divergence)[seen])
-    posterior = VARIANCE_INFLATION * share * unit.value * divergence / size
+    posterior = share * unit.value * divergence / size
     base = (unit.value * divergence / n + posterior).clamp(min=TINY)  # variance of the mean over held-out rows
     residual = torch.where(seen, difference / n - slope * divergence, 0.0)
     signal = torch.where(seen, divergence**2 / base, 0.0)
