@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.types import JsonObject
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 JobFunction = Callable[["Job"], None]
@@ -31,7 +31,7 @@ class Job:
     def report_progress(self, what: str, done: int, steps: int) -> None:
         self.what, self.done, self.steps = what, done, steps
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         names = ("state", "what", "done", "steps", "error")
         return {name: getattr(self, name) for name in names}
 

@@ -35,6 +35,7 @@ from mooring.advice.advise import advise
 from mooring.advice.new_clients.personalize import personalize
 from mooring.app.jobs import Job, Jobs
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data.cures import Cure
 from mooring.data.data_checks import SEVERITIES, check
 from mooring.data.file_readers import ENDINGS
@@ -257,9 +258,9 @@ def table_page(path: Path, query: QueryParams) -> Response:
     )
 
 
-def read_query(query: QueryParams) -> dict[str, Any]:
+def read_query(query: QueryParams) -> JsonObject:
     """Return the options of a table in an address; a wrong one is refused in a sentence."""
-    options: dict[str, Any] = {}
+    options: JsonObject = {}
     for name, kind in OPTION_TYPES.items():
         texts = [text for text in query.getlist(name) if text]
         if texts and name != "drop":  # the columns that are used are listed instead: `use`
@@ -275,7 +276,7 @@ def _parse_text(name: str, text: str) -> Any:
         return text  # refused by `check_types`
 
 
-def check_types(options: dict[str, Any]) -> dict[str, Any]:
+def check_types(options: JsonObject) -> JsonObject:
     """Refuse options that are unknown or of a wrong type."""
     words = {str: "a text", list: "a list of texts", bool: "true or false", int: "a whole number from 1 on"}
     for name, value in options.items():
@@ -295,12 +296,12 @@ def check_types(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def load_arguments(options: dict[str, Any]) -> dict[str, Any]:
+def load_arguments(options: JsonObject) -> JsonObject:
     """Return the options for `check` and `advise`: clients of any size, unless small ones are left out."""
     return options | {"min_rows": SMALL_CLIENT_ROWS if options.get("drop_small") else 1}
 
 
-def applied_cures(options: dict[str, Any]) -> list[Cure]:
+def applied_cures(options: JsonObject) -> list[Cure]:
     """Return the cures among the options; columns that are left out are shown as ticks instead."""
     out = []
     for name in CURE_OPTIONS:
@@ -309,7 +310,7 @@ def applied_cures(options: dict[str, Any]) -> list[Cure]:
     return out
 
 
-def query_pairs(options: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+def query_pairs(options: JsonObject, names: list[str]) -> list[tuple[str, Any]]:
     """Return the options as parts of an address."""
     pairs: list[tuple[str, Any]] = []
     for name, value in options.items():
@@ -321,7 +322,7 @@ def query_pairs(options: dict[str, Any], names: list[str]) -> list[tuple[str, An
     return [*((name, part) for name, part in pairs if part is not False), ("chosen", "1"), *used]
 
 
-def address_with(options: dict[str, Any], names: list[str], cure: Cure) -> str:
+def address_with(options: JsonObject, names: list[str], cure: Cure) -> str:
     """Return the address of the page with a cure applied."""
     old = options.get(cure.option, [])
     new = [*(value for value in old if value != cure.value), cure.value] if isinstance(old, list) else cure.value
@@ -329,14 +330,14 @@ def address_with(options: dict[str, Any], names: list[str], cure: Cure) -> str:
     return "?" + urlencode(query_pairs(options | {cure.option: value}, names))
 
 
-def address_without(options: dict[str, Any], names: list[str], cure: Cure) -> str:
+def address_without(options: JsonObject, names: list[str], cure: Cure) -> str:
     """Return the address of the page without a cure."""
     value = options[cure.option]
     remaining = [part for part in value if part != cure.value] if isinstance(value, list) else False
     return "?" + urlencode(query_pairs(options | {cure.option: remaining}, names))
 
 
-async def parse_json(request: Request) -> dict[str, Any]:
+async def parse_json(request: Request) -> JsonObject:
     """Return the JSON object of a request's body; RequestError for anything else."""
     try:
         content = await request.json()

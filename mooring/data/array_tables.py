@@ -11,6 +11,7 @@ import pandas as pd
 
 from mooring.core.errors import RequestError
 from mooring.core.size_limits import HOW_TO_RAISE_LIMIT, MAX_UNPACKED_BYTES
+from mooring.core.types import JsonObject
 from mooring.data.file_readers import require_distinct_names
 from mooring.data.tables import Table, quote_list
 
@@ -74,7 +75,7 @@ def table_of_arrays(
             raise RequestError(f"{title}: group must number the {len(group_names)} group_names from 0.")
         group = np.asarray(group_names)[group]
     extra = {"group": group, "y": y} | ({} if split is None else {"split": split})
-    metadata: dict[str, Any] = {"title": title, "client": "group", "target": "y", "kind": kind}
+    metadata: JsonObject = {"title": title, "client": "group", "target": "y", "kind": kind}
     if not isinstance(x, pd.DataFrame):
         x = np.asarray(x)
         if x.ndim == 1:

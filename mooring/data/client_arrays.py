@@ -28,6 +28,7 @@ from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.items import DatasetItems, TensorItems, map_tensors, split_item
 from mooring.core.seeds import client_key
+from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, PARTS, REGRESSION, Clients, require_finite
 from mooring.data.splits import TRAIN, parse_shares, random_split
 from mooring.data.tables import count_phrase
@@ -168,7 +169,7 @@ def number_items(source: Any) -> tuple[Any, Any]:
         raise RequestError("the clients' data must be of one form: tensors of all clients, or data sets of all.")
     else:
         items = DatasetItems(lazy, collate)
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for (name, part), pair in numbered.items():
         if part is None:
             out[name] = pair

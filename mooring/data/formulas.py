@@ -17,6 +17,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data.column_types import CATEGORY, DATE, NUMBER, detect_kind, is_missing, read_values
 from mooring.data.tables import RowLocator, quote_list, suggest_name
 
@@ -55,7 +56,7 @@ class FormulaState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str
-    transforms: dict[str, Any]  # by factor: formulaic's state of a transformation, such as knots
+    transforms: JsonObject  # by factor: formulaic's state of a transformation, such as knots
     levels: dict[str, tuple[str, ...]]  # by column: its categories, the first is the reference
     dates: tuple[str, ...]  # columns of dates, which count as days since 1970-01-01
     fills: dict[str, float | str]  # by column: replacement for missing values of a later table
@@ -179,8 +180,8 @@ def required_columns(formula: MixedFormula, columns: Iterable[str]) -> list[str]
 
 
 def evaluate_terms(
-    part: str, frame: pd.DataFrame, text: str, rows: RowPlaces, transforms: dict[str, Any] | None = None
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+    part: str, frame: pd.DataFrame, text: str, rows: RowPlaces, transforms: JsonObject | None = None
+) -> tuple[pd.DataFrame, JsonObject]:
     """Return the columns of one side of a formula, and the state of its transformations (or the given `transforms`).
 
     `rows` has the positions of the frame's rows in the table.
@@ -266,7 +267,7 @@ def learn_formula(
 
 def apply_formula(state: FormulaState, frame: pd.DataFrame, place: RowLocator) -> tuple[pd.DataFrame, list[str]]:
     """Return a later table's columns, and notes on cells that do not fit."""
-    values, notes = dict[str, Any](), list[str]()
+    values, notes = JsonObject(), list[str]()
     for name, fill in state.fills.items():
         if name not in frame.columns:
             raise RequestError(
@@ -303,7 +304,7 @@ def _variables(formula: MixedFormula) -> set[str]:
     return {str(name) for part in parts for name in parse_terms(part, formula.text).required_variables}
 
 
-def _to_factors(values: dict[str, Any], levels: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+def _to_factors(values: JsonObject, levels: dict[str, tuple[str, ...]]) -> pd.DataFrame:
     """Columns as formulaic takes them: numbers, and categories with all their levels."""
     return pd.DataFrame(
         {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from mooring.core.errors import RequestError
+from mooring.core.types import NamedValues
 from mooring.data.cell_formats import CellFormat
 from mooring.data.column_types import CATEGORY
 from mooring.data.encodings import require_encoding
@@ -52,7 +52,7 @@ class LoadOptions:
     winsorize: float | None = None  # share of a column's lowest and of its highest numbers that are clipped
 
     @classmethod
-    def make(cls, arguments: Mapping[str, Any]) -> LoadOptions:
+    def make(cls, arguments: NamedValues) -> LoadOptions:
         """Return the options; an unknown name is refused."""
         names = [field.name for field in fields(cls)]
         unknown = next((name for name in arguments if name not in names), None)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data import datasets
 from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, require_finite
 from mooring.data.column_roles import (
@@ -281,7 +282,7 @@ def winsorize(table: Table, share: float, excluded: Collection[str | None]) -> t
     return replace(table, frame=frame, clip=clip), [note] if clip else []
 
 
-def cell_formats(table: Table, options: LoadOptions) -> dict[str, Any]:
+def cell_formats(table: Table, options: LoadOptions) -> JsonObject:
     """Return the formats of cells that a schema stores."""
     formats = {name: tuple(form) for name, form in table.formats.items()}
     return {

@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data.column_types import CATEGORY, DATE, Values, date_part, is_missing, read_values
 from mooring.data.formulas import FormulaState, apply_formula
 from mooring.data.tables import RowLocator, quote_list, suggest_name
@@ -77,7 +78,7 @@ class Schema(BaseModel):
     target_scale: float = 1.0
     dropped: dict[str, str] = {}  # columns left out, with reasons
     digest: str = ""  # sha256 of the table that it was learned from
-    shape: dict[str, Any] | None = None  # extra columns for nonlinear effects (`shapes.columns.ShapedColumns.as_json`)
+    shape: JsonObject | None = None  # extra columns for nonlinear effects (`shapes.columns.ShapedColumns.as_json`)
     formats: dict[str, tuple[str, str, str]] = {}  # of columns that are not plain: decimal mark, unit, date format
     decimal: str = ""  # the decimal mark of the table's file, where it shows one
     encoding: str = ""  # of text files, where it was given

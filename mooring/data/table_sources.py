@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data import datasets
 from mooring.data.array_tables import read_npz, table_of_arrays
 from mooring.data.client_arrays import rows_by_client, stack_items
@@ -66,7 +67,7 @@ def table_of_frame(frame: pd.DataFrame, title: str, cells: CellReading = CLIENT_
     return with_types(Table(frame, title), cells.typing())
 
 
-def table_of_clients(source: dict[str, Any], cells: CellReading = CLIENT_NAMES) -> Table:
+def table_of_clients(source: JsonObject, cells: CellReading = CLIENT_NAMES) -> Table:
     labels = [f"client '{name}'" for name in source]
     values = list(source.values())
     if all(isinstance(value, pd.DataFrame) for value in values):

@@ -26,6 +26,7 @@ from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
 
 from mooring.algorithms.base import GROUPS, algorithm_names, find
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import is_spec
 from mooring.engines.compare import Comparison, compare, resume_comparison
 from mooring.engines.progress import OnProgress, ignore_progress
@@ -77,7 +78,7 @@ def benchmark(
         raise RequestError(f"seeds must be a whole number >= 1, got {seeds}.")
     out, names = Path(out), expand_methods(methods)
     titles = _title_sources(sources)
-    notes, rows = list[str](), list[dict[str, Any]]()
+    notes, rows = list[str](), list[JsonObject]()
     first, total = int(options.pop("seed", 0) or 0), len(sources) * seeds * len(names)
     skipped: dict[str, str] = {}
     for title, source in titles.items():
@@ -137,7 +138,7 @@ def list_settings(name: str, grid: Mapping[str, Sequence[Any]] | None, tune: boo
     return settings
 
 
-def choose(comparison: Comparison) -> dict[str, Any]:
+def choose(comparison: Comparison) -> JsonObject:
     """Return the setting with the least validation loss; without validation rows the first one."""
     table = comparison.methods.reset_index(drop=True)
     losses = table["validation_loss"].to_numpy(float)
@@ -157,7 +158,7 @@ def _title_sources(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _run_method(
-    source: str, settings: list[str], place: Path, seed: int, trust_code: bool, options: Mapping[str, Any]
+    source: str, settings: list[str], place: Path, seed: int, trust_code: bool, options: NamedValues
 ) -> Comparison:
     """Run a method's settings on one data set with one seed: start, resume, or read a finished comparison."""
     if (place / COMPARISON_FILE).is_file():
@@ -268,7 +269,7 @@ def write_benchmark(result: BenchmarkResult) -> None:
     write_json(result.out / BENCHMARK_FILE, as_json(result))
 
 
-def as_json(result: BenchmarkResult) -> dict[str, Any]:
+def as_json(result: BenchmarkResult) -> JsonObject:
     return {
         "ranks": result.ranks.to_dict("records"),
         "tests": result.tests._asdict() | {"names": "Friedman, Nemenyi, Wilcoxon with Holm's adjustment"},

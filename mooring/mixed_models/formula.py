@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data.column_types import is_text
 from mooring.data.formulas import (
     MixedFormula,
@@ -30,7 +31,7 @@ class DesignMatrices(NamedTuple):
     fixed_names: list[str]
     random_names: list[str]
     dropped_rows: int
-    transforms: dict[str, Any]  # what the formula's transformations learned
+    transforms: JsonObject  # what the formula's transformations learned
     levels: dict[str, list[Any]]  # by text column: its values
 
 

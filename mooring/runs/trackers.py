@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mooring.core.errors import RequestError
+from mooring.core.types import NamedValues
 
 EXPERIMENT, EVENTS = "mooring", "tensorboard"
 MAX_PARAMETER_CHARACTERS = 200  # characters of a parameter
@@ -90,7 +91,7 @@ def check_tracker(to: str) -> None:
         raise RequestError(f"--track {to} needs the package {to}: pip install 'mooring-fl[{to}]'.")
 
 
-def open_tracker(to: str, name: str, settings: Mapping[str, Any]) -> Tracker:
+def open_tracker(to: str, name: str, settings: NamedValues) -> Tracker:
     """A new run in a tracker, with its parameters."""
     check_tracker(to)
     tracker = TRACKERS[to](name)
@@ -98,7 +99,7 @@ def open_tracker(to: str, name: str, settings: Mapping[str, Any]) -> Tracker:
     return tracker
 
 
-def flatten_parameters(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def flatten_parameters(table: NamedValues, before: str = "") -> Iterator[tuple[str, str]]:
     """Yield the settings of a run by their dotted names."""
     for key, value in table.items():
         name = f"{before}{key}"

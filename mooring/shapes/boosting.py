@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.shapes.trees import MAX_DEPTH, Trees
 
 MISSING_XGBOOST = "Boosted columns need XGBoost, which is not installed: pip install 'mooring-fl[trees]'."
@@ -219,7 +220,7 @@ def _import_xgboost() -> Any:
     return xgboost
 
 
-def _parameters(settings: Boosting) -> dict[str, Any]:
+def _parameters(settings: Boosting) -> JsonObject:
     return {
         "objective": OBJECTIVES[settings.loss],
         "tree_method": "hist",
@@ -302,7 +303,7 @@ def _make_matrix(
 
 
 def _describe(
-    model: dict[str, Any], settings: Boosting, base: np.ndarray, features: int, scale: tuple[float, float, float]
+    model: JsonObject, settings: Boosting, base: np.ndarray, features: int, scale: tuple[float, float, float]
 ) -> Trees:
     """XGBoost's trees as arrays of complete trees."""
     content = model["learner"]["gradient_booster"]["model"] if model else {"trees": [], "tree_info": []}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.shapes.quantiles import bin_values
 from mooring.shapes.screening import multiply_columns
 from mooring.shapes.splines import KNOT_LEVELS, choose_knot_count, place_knots, spline_basis
@@ -141,7 +142,7 @@ class ShapedColumns:
         scale = np.where(scale > MIN_SCALE * np.sqrt(sums.squares / sums.rows), scale, 1.0)
         return replace(self, centers=tuple(center.tolist()), scales=tuple(scale.tolist()))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Plain numbers and lists; `from_json` gives back an equal description."""
         return {
             "inputs": self.inputs,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 
 MAX_DEPTH = 6
 MAX_TREES = 100_000
@@ -52,7 +53,7 @@ class Trees:
             scores[k] += leaf[_find_leaves(columns, feature, threshold)]
         return scores.T
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Plain numbers; `from_json` gives back the same bits."""
         ended = np.isinf(self.threshold)
         return {

@@ -22,6 +22,7 @@ from torch import Tensor
 from mooring.algorithms.base import build, describe
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.data.file_readers import file_stem
 from mooring.data.load_options import LoadOptions
@@ -190,7 +191,7 @@ class ClientNode:
     def task(self) -> Any:
         return make_task(self.run, self.clients)
 
-    def data(self, fields: dict[str, Any]) -> CohortData:
+    def data(self, fields: JsonObject) -> CohortData:
         """Return this client as a cohort of one, with the index and the weight that the server states."""
         p = torch.tensor([fields["p"]], dtype=torch.float64)
         index = torch.tensor([fields["index"]])
@@ -198,7 +199,7 @@ class ClientNode:
 
     # its state
 
-    def history(self, fields: dict[str, Any]) -> StateHistory:
+    def history(self, fields: JsonObject) -> StateHistory:
         """Return the stored states of the algorithm that a request names."""
         path = self._file(fields["label"])
         if not path.exists():

@@ -31,6 +31,7 @@ from mooring.core.cohort import Round, Rows, StateTree
 from mooring.core.costs import CostMeter
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.task import HasSolve, Task
+from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.data.column_statistics import ColumnStatistics
 from mooring.data.data_warnings import find_suspicious_values
@@ -72,7 +73,7 @@ class StateHistory(NamedTuple):
     """An algorithm's run at this client: its start, and the generations of its state by round."""
 
     start: str  # the server's name for this start
-    hyperparameters: dict[str, Any]  # of the resolved algorithm, as they were sent
+    hyperparameters: JsonObject  # of the resolved algorithm, as they were sent
     algorithm: AnyAlgorithm
     server: StateTree  # a template
     first: Any  # generation 0
@@ -301,7 +302,7 @@ def handle_done(node: ClientNode, payload: Payload) -> Payload:
     return Payload({"result": True})
 
 
-def compute_test_improvement(node: ClientNode, w: Tensor) -> dict[str, Any]:
+def compute_test_improvement(node: ClientNode, w: Tensor) -> JsonObject:
     """Return the improvement over its local model, where that was trained."""
     if not node._file(LOCAL).exists():
         return {}
@@ -313,7 +314,7 @@ def compute_test_improvement(node: ClientNode, w: Tensor) -> dict[str, Any]:
     )
 
 
-def improvement_on_test_rows(task: Task, personal: Tensor, local: Tensor, rows: Rows, unit: float) -> dict[str, Any]:
+def improvement_on_test_rows(task: Task, personal: Tensor, local: Tensor, rows: Rows, unit: float) -> JsonObject:
     """Of models [1, d] on one client's rows; `unit` turns losses into those of the target's own units."""
     n = int(rows.size[0])
     if torch.equal(personal, local):

@@ -25,13 +25,12 @@ import datetime
 import json
 import os
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.flower.messages import Payload, payload_bytes
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
@@ -129,7 +128,7 @@ class Policy(BaseModel):
                 f"this client's policy bounds epsilon by {self.max_epsilon:g}, and the run would spend {spent:.3g}."
             )
 
-    def check_request(self, what: str, fields: dict[str, Any], name: str) -> None:
+    def check_request(self, what: str, fields: JsonObject, name: str) -> None:
         """Refuse a request for a quantity that may not leave, or for too small a cohort."""
         wanted = [quantity for quantity, requests in REQUESTS_BY_QUANTITY.items() if what in requests]
         wanted += [QUANTITY_OF_FUNCTION[name] for name in count_functions(fields) if name in QUANTITY_OF_FUNCTION]
@@ -164,24 +163,24 @@ def timestamp() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def append_record(path: Path, line: Mapping[str, Any]) -> None:
+def append_record(path: Path, line: NamedValues) -> None:
     """Append one line of JSON to a file, which is created for its owner only."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "w") as file:
         file.write(json.dumps({"time": timestamp(), **line}) + "\n")
 
 
-def count_functions(fields: Mapping[str, Any]) -> dict[str, int]:
+def count_functions(fields: NamedValues) -> dict[str, int]:
     """How often each client function is called in a request."""
     calls = fields.get("calls")
     names = [str(call.get("name")) for call in calls.values()] if isinstance(calls, dict) else []
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
+def describe_reply(what: str, asked: Payload, reply: Payload) -> JsonObject:
     """Describe what leaves a client: a sentence, and the shape of each array."""
     parts = {name: list(tensor.shape) for name, tensor in reply.tensors.items()}
-    line: dict[str, Any] = {"request": what, "sent": SENT_DESCRIPTIONS.get(what, "an answer to an unknown request")}
+    line: JsonObject = {"request": what, "sent": SENT_DESCRIPTIONS.get(what, "an answer to an unknown request")}
     if "refused" in reply.fields:
         line["sent"] = "a refusal"
         line["why"] = str(reply.fields["refused"])[:500]

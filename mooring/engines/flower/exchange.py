@@ -21,6 +21,7 @@ from mooring.core.cohort import Round, StateTree, stack_states
 from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.task import Task
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
 from mooring.engines.flower.compression import decompress
 from mooring.engines.flower.messages import SECURE_EVALUATE, SECURE_UPDATE, Payload, rebuild_tree
@@ -201,7 +202,7 @@ class FlowerExchange:
                     rows[part][place] = 0
         return {part: Scores(risk[k], rows[part]) for k, part in enumerate(parts)}
 
-    def _absurd(self, risk: Tensor, rows: Tensor, answered: Mapping[str, Any]) -> Tensor:
+    def _absurd(self, risk: Tensor, rows: Tensor, answered: NamedValues) -> Tensor:
         """[m]: whose losses [parts, m] are not finite or absurdly large where most clients' are not: they are left out,
         by name, so that one client cannot end the run as if it had diverged."""
         there = (rows > 0) & torch.tensor([name in answered for name in self.roster.names])
@@ -262,7 +263,7 @@ class FlowerExchange:
         )
 
     def send_results(
-        self, server: StateTree, round: Round, at: str, rows: list[dict[str, Any]], summaries: list[dict[str, Any]]
+        self, server: StateTree, round: Round, at: str, rows: list[JsonObject], summaries: list[JsonObject]
     ) -> None:
         """Send every client the round whose model it uses, its losses, and a summary."""
         messages = self._deployments(server, round, at)
@@ -274,7 +275,7 @@ class FlowerExchange:
         return (self.best if at == BEST else self.merged).tolist()
 
     def _deployments(
-        self, server: StateTree, round: Round, at: str, fields: Mapping[str, Any] | None = None
+        self, server: StateTree, round: Round, at: str, fields: NamedValues | None = None
     ) -> dict[str, Payload]:
         """Return a message to every client about the model that it uses."""
         tensors = self._server_tensors(server)
@@ -289,13 +290,13 @@ class FlowerExchange:
         tensors, mask = flatten("server", server), personal_coefficients(self.algorithm, self.task.dim)
         return tensors if mask is None else drop_personal_entries(tensors, self.first, mask)
 
-    def _label(self) -> dict[str, Any]:
+    def _label(self) -> JsonObject:
         return {"label": self.algorithm.name}
 
-    def _message_to(self, place: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Payload:
+    def _message_to(self, place: int, fields: NamedValues, tensors: Mapping[str, Tensor] = {}) -> Payload:
         return Payload({**fields, "index": place, "p": float(self.roster.p[place])}, tensors)
 
-    def _all(self, what: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Payload]:
+    def _all(self, what: str, fields: NamedValues, tensors: Mapping[str, Tensor]) -> list[Payload]:
         """Return all clients' replies to the same message, in roster order."""
         messages = {name: self._message_to(place, fields, tensors) for place, name in enumerate(self.roster.names)}
         replies = self.messenger.ask_all(what, messages)
@@ -321,7 +322,7 @@ def read_meter(fields: Any) -> CostMeter:
         return CostMeter()
 
 
-def check_resolved(name: str, hyperparameters: Mapping[str, Any]) -> None:
+def check_resolved(name: str, hyperparameters: NamedValues) -> None:
     """Refuse hyperparameters that could not be resolved from what a secure run reveals."""
     for field, value in hyperparameters.items():
         if isinstance(value, float) and not math.isfinite(value):

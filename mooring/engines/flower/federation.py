@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.types import JsonObject
 from mooring.data.file_readers import ENDINGS, file_ending, file_stem
 from mooring.engines.flower import keys
 from mooring.engines.flower.child_process import (
@@ -226,7 +227,7 @@ class Enrollment:
         self.revoked = (self.revoked | synchronize_keys(self.control, enrolled, self.report)) - enrolled.keys()
         write_json(self.file, {"revoked": sorted(self.revoked)})
 
-    def describe_refusal(self, line: dict[str, Any]) -> str:
+    def describe_refusal(self, line: JsonObject) -> str:
         return describe_refusal(self.names, line, set(self.known or ()))
 
 
@@ -254,7 +255,7 @@ def check_transport(host: str, insecure: bool, key_folder: Path | None) -> None:
 
 def follow_run(
     progress: Path,
-    describe_refused: Callable[[dict[str, Any]], str],
+    describe_refused: Callable[[JsonObject], str],
     read_status: Callable[[], str],
     is_alive: Callable[[], bool],
     report: Report,
@@ -312,7 +313,7 @@ def follow_json_lines(path: Path) -> Iterator[Callable[[], list[Any]]]:
         yield read_added
 
 
-def describe_refusal(names: dict[str, str], line: dict[str, Any], enrolled: set[str] | None = None) -> str:
+def describe_refusal(names: dict[str, str], line: JsonObject, enrolled: set[str] | None = None) -> str:
     """Return a sentence about a client whose signature was refused: its clock, or its key."""
     if line["key"] not in names:
         return "a client whose key is not enrolled was refused"

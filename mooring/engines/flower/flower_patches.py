@@ -34,6 +34,7 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 
 LOST_RESPONSE_ERRORS = (
     httpx.ReadError,
@@ -441,7 +442,7 @@ class ControlClient:
 
         content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
         fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
-        values: dict[str, Any] = dict(config)
+        values: JsonObject = dict(config)
         request = StartRunRequest(fab=fab, override_config=user_config_to_proto(values))
         return int(self.client.StartRun(request).run_id)
 

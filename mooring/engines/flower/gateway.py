@@ -42,6 +42,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.concurrency import run_in_threadpool
 
+from mooring.core.types import JsonObject
 from mooring.engines.flower.messages import join_frames, split_frames
 
 MAX_REPLIES = 100_000  # that nobody has pulled yet
@@ -404,7 +405,7 @@ class Gateway:
     async def own_request(self, what: str, body: bytes, send: Any) -> None:
         """The server's app pushes messages and pulls replies; `mooring serve` reports numbers for /metrics."""
         about, pieces = split_frames(body)
-        out: dict[str, Any] = {}
+        out: JsonObject = {}
         found: list[bytes] = []
         if what == "push":
             reached = [

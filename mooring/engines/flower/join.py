@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.engines.flower import secure_client
 from mooring.engines.flower.child_process import (
     CHILD_MODULE,
@@ -110,7 +111,7 @@ def join(
     policy: Path | None = None,
     kinds: Mapping[str, type[ClientNode]] = CLIENT_KINDS,
     report: Report,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Take part with one client's table until its runs are finished; return each run's losses and the model's path.
 
     Of several runs, those that this client has finished are not repeated. `kinds` are clients by the purpose of a run.
@@ -153,7 +154,7 @@ def _announce(client: ClientNode, keep_result: bool) -> None:
             (client.folder / file).unlink(missing_ok=True)
 
 
-def _read_result(client: ClientNode) -> dict[str, Any]:
+def _read_result(client: ClientNode) -> JsonObject:
     if (client.folder / DISMISSED_FILE).exists():
         raise RequestError(
             f"the server continues without this client: {read_json(client.folder / DISMISSED_FILE)['why']}"

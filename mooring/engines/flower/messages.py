@@ -29,6 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.data.clients import PARTS
 from mooring.data.column_roles import ColumnRoles
 from mooring.data.column_statistics import ColumnStatistics
@@ -62,7 +63,7 @@ TENSOR_NAME = re.compile(r"^[A-Za-z0-9_ .-]{1,80}(/[A-Za-z_][A-Za-z0-9_]{0,60})*
 class Payload(NamedTuple):
     """What is sent in either direction."""
 
-    fields: dict[str, Any]
+    fields: JsonObject
     tensors: Mapping[str, Tensor] = {}
 
 
@@ -78,7 +79,7 @@ def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
         return None
     if prefix in tensors:
         return tensors[prefix]
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     if prefix.count("/") > MAX_DEPTH:
         raise RequestError("a message is nested too deeply.")
     for name in tensors:
@@ -93,12 +94,12 @@ def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
         raise RequestError(f"a message names its parts wrongly: {error}.") from error
 
 
-def join_frames(about: dict[str, Any], pieces: Sequence[bytes] = ()) -> bytes:
+def join_frames(about: JsonObject, pieces: Sequence[bytes] = ()) -> bytes:
     head = json.dumps(about | {"lengths": [len(piece) for piece in pieces]}, separators=COMPACT).encode()
     return b"\n".join((head, b"".join(pieces)))
 
 
-def split_frames(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
+def split_frames(body: bytes) -> tuple[JsonObject, list[bytes]]:
     """The first line and the pieces; ValueError for anything else."""
     head, _, rest = body.partition(b"\n")
     about = json.loads(head)
@@ -242,7 +243,7 @@ def parse_summary(reply: Payload, client: str) -> ColumnStatistics:
     return summary
 
 
-def check_column_statistics(column: str, facts: Mapping[str, Any], needed: set[str]) -> None:
+def check_column_statistics(column: str, facts: NamedValues, needed: set[str]) -> None:
     if missing := needed - set(facts):
         raise MalformedReplyError(f"it lacks {min(missing)} of '{column}'")
     for fact, values in facts.items():

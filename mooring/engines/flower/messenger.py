@@ -24,6 +24,7 @@ import httpx
 from flwr.app import Message
 
 from mooring.core.errors import ClientError, RequestError, WorkError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.flower.flower_patches import empty_reply, message_from_bytes, message_to_bytes
 from mooring.engines.flower.gateway import FLOWER_MESSAGE_PREFIX, OWN, SECRET
 from mooring.engines.flower.messages import (
@@ -99,7 +100,7 @@ def format_waiting(what: str, silent: list[str], why: Mapping[str, str], seconds
     return f"waiting {seconds:.0f} s for the reply to '{what}' of {names}{suffix}"
 
 
-def format_version_mismatch(name: Any, fields: Mapping[str, Any]) -> str:
+def format_version_mismatch(name: Any, fields: NamedValues) -> str:
     """Return the sentence about a client of another version."""
     version, protocol = printable(str(fields.get("version")), 40), printable(str(fields.get("protocol", 1)), 10)
     return (
@@ -406,7 +407,7 @@ class GatewayGrid:
         self.slow: set[str] = set()  # messages that went through Flower
         self.lost = False
 
-    def _request(self, what: str, about: dict[str, Any], pieces: Iterable[bytes] = ()) -> Any:
+    def _request(self, what: str, about: JsonObject, pieces: Iterable[bytes] = ()) -> Any:
         """Return the gateway's response. A request that failed is repeated, since pushing twice does no harm; `lost` is
         set where the response to a pull may have been lost."""
         content, begun = join_frames(about, list(pieces)), time.monotonic()

@@ -25,6 +25,7 @@ from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, clie
 from mooring.core.cohort import Batch, HasSummary, Rows, StateTree, stack_states
 from mooring.core.errors import RequestError
 from mooring.core.task import HasColumns, Task, require, with_columns
+from mooring.core.types import JsonObject
 from mooring.engines.flower.messages import Payload, rebuild_tree
 from mooring.engines.flower.messenger import ClientFailedError
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
@@ -232,9 +233,9 @@ def make_sender(
     sent: dict[int, set[str]] = {i: set() for i in range(len(names))}
 
     def send(calls: list[ClientCall]) -> list[Any]:
-        requests: dict[int, dict[str, Any]] = {}
+        requests: dict[int, JsonObject] = {}
         tensors: dict[int, dict[str, Tensor]] = {}
-        shapes: dict[int, dict[str, Any]] = {}
+        shapes: dict[int, JsonObject] = {}
         for k, call in enumerate(calls):
             shared = {f"{k}/shared/{name}": value for name, value in call.shared.items() if value is not None}
             about = {"name": call.function.name, "part": list(call.part), "own": len(call.per_client)}
@@ -255,7 +256,7 @@ def make_sender(
 
 def stack_replies(k: int, call: ClientCall, names: tuple[str, ...], replies: dict[str, Payload]) -> Any:
     """The clients' results of one call, stacked; a client whose result is not valid is named."""
-    results: dict[str, Any] = {}
+    results: JsonObject = {}
     for name in (names[client] for client in call.clients):
         try:
             results[name] = _check_result(call.function, rebuild_tree(str(k), replies[name].tensors))
@@ -317,7 +318,7 @@ class ColumnStore:
         self.folder = folder
         self.known: dict[str, ShapedColumns] = {}
 
-    def add(self, descriptions: dict[str, Any]) -> None:
+    def add(self, descriptions: JsonObject) -> None:
         for digest, content in descriptions.items():
             shape = ShapedColumns.from_json(content)
             if digest != shape_digest(content):

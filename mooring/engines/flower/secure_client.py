@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.engines.flower import secure_sums
 from mooring.engines.flower.messages import (
@@ -113,7 +114,7 @@ def check_plan(node: Any, plan: Any) -> None:
             )
 
 
-def check_begin(node: Any, label: str, hyperparameters: dict[str, Any], start: str, fresh: bool) -> None:
+def check_begin(node: Any, label: str, hyperparameters: JsonObject, start: str, fresh: bool) -> None:
     """Refuse hyperparameters other than the run file's, and more than MAX_STARTS beginnings of a run."""
     own = node.run.algorithm
     if label == own.name:
@@ -140,7 +141,7 @@ def round_up_to_power_of_two(value: float) -> float:
     return float(2.0 ** np.ceil(np.log2(value))) if value > 0 and np.isfinite(value) else value
 
 
-def empty_state() -> dict[str, Any]:
+def empty_state() -> JsonObject:
     return {"session": None, "starts": {}, "sums": {}, "evaluations": {}, "schema": {}}
 
 
@@ -148,11 +149,11 @@ def state_path(node: Any) -> Path:
     return node.folder / STATE
 
 
-def load_state(node: Any) -> dict[str, Any]:
+def load_state(node: Any) -> JsonObject:
     return read_json(state_path(node)) if state_path(node).exists() else empty_state()
 
 
-def save_state(node: Any, known: dict[str, Any], *, durable: bool = True) -> None:
+def save_state(node: Any, known: JsonObject, *, durable: bool = True) -> None:
     """Replace the state; a power cut may cost a state that is not `durable`, and the attempt is then repeated."""
     make_synced_folder(node.folder)
     if durable:
@@ -279,7 +280,7 @@ def handle_peers(node: Any, payload: Payload) -> Payload:
     return Payload({})
 
 
-def find_session(node: Any, known: dict[str, Any], payload: Payload) -> dict[str, Any]:
+def find_session(node: Any, known: JsonObject, payload: Payload) -> JsonObject:
     current = known["session"]
     if current is None or current["id"] != payload.fields.get("session"):
         raise RequestError(f"client '{node.name}' has no such session of secure sums; its keys are made anew.")
@@ -343,7 +344,7 @@ def evaluation_budget(node: Any) -> int:
     return 2 * planned + SPARE_EVALUATIONS
 
 
-def check_share(node: Any, current: dict[str, Any], fields: dict[str, Any]) -> None:
+def check_share(node: Any, current: JsonObject, fields: JsonObject) -> None:
     """The weight that the server names must follow from what all clients signed."""
     if current["peers"] is None:
         raise RequestError(f"client '{node.name}' has not seen its peers' keys yet.")
@@ -355,7 +356,7 @@ def check_share(node: Any, current: dict[str, Any], fields: dict[str, Any]) -> N
         )
 
 
-def mask_once(node: Any, known: dict[str, Any], payload: Payload, values: Callable[[int], np.ndarray]) -> torch.Tensor:
+def mask_once(node: Any, known: JsonObject, payload: Payload, values: Callable[[int], np.ndarray]) -> torch.Tensor:
     """[d] int64 under the masks of an attempt. The same request gets the same reply; another one with the same number
     is refused, because two vectors under one mask show their difference."""
     fields, current = payload.fields, known["session"]
@@ -384,7 +385,7 @@ def mask_once(node: Any, known: dict[str, Any], payload: Payload, values: Callab
     return torch.from_numpy(masked.view(np.int64).copy())
 
 
-def shared_seed(node: Any, current: dict[str, Any], other: str) -> bytes:
+def shared_seed(node: Any, current: JsonObject, other: str) -> bytes:
     return secure_sums.pair_seed(
         bytes.fromhex(current["private"]),
         bytes.fromhex(current["peers"][other]["public"]),
@@ -429,7 +430,7 @@ def handle_confirm(node: Any, payload: Payload) -> Payload:
     return Payload({"signature": signature} | share_answer(node, current, attempt))
 
 
-def share_answer(node: Any, current: dict[str, Any], attempt: dict[str, Any]) -> dict[str, Any]:
+def share_answer(node: Any, current: JsonObject, attempt: JsonObject) -> JsonObject:
     """Return the answer to unmask under a fresh key, and an encrypted share of that key for each peer of the sum."""
     key, places = secrets.token_bytes(32), secure_sums.share_places(attempt["survivors"], node.name)
     threshold = secure_sums.share_threshold(len(attempt["survivors"]))
@@ -443,7 +444,7 @@ def share_answer(node: Any, current: dict[str, Any], attempt: dict[str, Any]) ->
     return {"shares": shares, "commitments": commitments, "sealed": secure_sums.encrypt(key, answer, node.name)}
 
 
-def _share_key(node: Any, current: dict[str, Any], sender: str, receiver: str) -> bytes:
+def _share_key(node: Any, current: JsonObject, sender: str, receiver: str) -> bytes:
     peer = receiver if sender == node.name else sender
     return secure_sums.share_key(
         bytes.fromhex(current["private"]),
@@ -455,13 +456,13 @@ def _share_key(node: Any, current: dict[str, Any], sender: str, receiver: str) -
     )
 
 
-def unmask_answer(node: Any, current: dict[str, Any], attempt: dict[str, Any]) -> dict[str, Any]:
+def unmask_answer(node: Any, current: JsonObject, attempt: JsonObject) -> JsonObject:
     """Return the client's own seed, and those that it shares with clients outside of the sum."""
     outside = [name for name in attempt["cohort"] if name not in attempt["survivors"]]
     return {"seed": attempt["seed"], "pairs": {other: shared_seed(node, current, other).hex() for other in outside}}
 
 
-def find_attempt(node: Any, current: dict[str, Any], payload: Payload) -> dict[str, Any]:
+def find_attempt(node: Any, current: JsonObject, payload: Payload) -> JsonObject:
     attempt = current["attempt"]
     if attempt is None or attempt["number"] != int(payload.fields["attempt"]):
         raise RequestError(f"client '{node.name}' has no sum under way with this number.")
@@ -492,7 +493,7 @@ def handle_recover(node: Any, payload: Payload) -> Payload:
     return Payload({"shares": shares})
 
 
-def open_confirmed(node: Any, payload: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+def open_confirmed(node: Any, payload: Payload) -> tuple[JsonObject, JsonObject]:
     """Return the session and the attempt of a sum that this client and enough others have confirmed; the sum of its
     round is then fixed."""
     known = load_state(node)

@@ -45,6 +45,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.flower.messages import (
     SECURE_CONFIRM,
     SECURE_KEYS,
@@ -153,7 +154,7 @@ def share_key(private: bytes, public: bytes, session: str, attempt: int, sender:
     return _derive(private, public, session, {"share": [sender, receiver], "attempt": attempt})
 
 
-def _derive(private: bytes, public: bytes, session: str, purpose: dict[str, Any]) -> bytes:
+def _derive(private: bytes, public: bytes, session: str, purpose: JsonObject) -> bytes:
     secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     info = canonical_bytes(purpose | {"protocol": PROTOCOL_NAME})
     return HKDF(hashes.SHA256(), 32, salt=bytes.fromhex(session), info=info).derive(secret)
@@ -216,7 +217,7 @@ def is_signed(public: ec.EllipticCurvePublicKey, value: Any, signature: Any) -> 
     return True
 
 
-def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]) -> dict[str, Any]:
+def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]) -> JsonObject:
     """What a client signs when it confirms who is in a sum."""
     return {
         "protocol": PROTOCOL_NAME,
@@ -227,7 +228,7 @@ def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]
     }
 
 
-def request_digest(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def request_digest(fields: NamedValues, tensors: Mapping[str, Tensor]) -> str:
     """What decides a client's vector: the same digest gives the same vector."""
     known = {name: fields.get(name) for name in ("label", "round", "base", "parts", "p", "index")}
     digest = hashlib.sha256(canonical_bytes(known))
@@ -260,7 +261,7 @@ class SecureSum(NamedTuple):
 
     total: np.ndarray
     survivors: tuple[str, ...]
-    fields: dict[str, dict[str, Any]]
+    fields: dict[str, JsonObject]
 
 
 class SecureAggregator:
@@ -332,7 +333,7 @@ class SecureAggregator:
         return SecureSum(total, tuple(survivors), {name: answered.replies[name].fields for name in survivors})
 
     def _confirm(
-        self, about: dict[str, Any], survivors: list[str], enough: int, deadline: float
+        self, about: JsonObject, survivors: list[str], enough: int, deadline: float
     ) -> tuple[list[str], dict[str, Payload]]:
         """Return the confirmations of a list of survivors. Clients that confirmed an earlier list for the same sum,
         before the server was restarted, confirm that one only."""
@@ -351,15 +352,15 @@ class SecureAggregator:
         return survivors, {}
 
     def _unmask(
-        self, about: dict[str, Any], survivors: list[str], confirmed: Mapping[str, Payload], title: str
-    ) -> dict[str, Mapping[str, Any]]:
+        self, about: JsonObject, survivors: list[str], confirmed: Mapping[str, Payload], title: str
+    ) -> dict[str, NamedValues]:
         """Return what each survivor reveals; what those reveal that went away is recovered from their peers' shares."""
         threshold = share_threshold(len(survivors))
         deadline = self.options.deadline or min(UNMASK_SECONDS, self.options.wait)
         opened = self.messenger.ask(
             SECURE_UNMASK, dict.fromkeys(survivors, Payload(about)), deadline=deadline, quorum=threshold
         )
-        revealed: dict[str, Mapping[str, Any]] = {name: reply.fields for name, reply in opened.replies.items()}
+        revealed: dict[str, NamedValues] = {name: reply.fields for name, reply in opened.replies.items()}
         absent = [name for name in survivors if name not in revealed]
         if not absent:
             return revealed
@@ -395,9 +396,7 @@ class SecureAggregator:
         return revealed
 
 
-def recover_answer(
-    sealed: str, shares: Mapping[str, int], survivors: list[str], owner: str
-) -> Mapping[str, Any] | None:
+def recover_answer(sealed: str, shares: Mapping[str, int], survivors: list[str], owner: str) -> NamedValues | None:
     """Return the owner's answer to unmask from its peers' shares, which fit its commitments; None where they are too
     few or give no key."""
     places, threshold = share_places(survivors, owner), share_threshold(len(survivors))

@@ -21,6 +21,7 @@ from flwr.serverapp import ServerApp
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import ClientError, RequestError, WorkError
+from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, PARTS, Clients
 from mooring.data.column_statistics import ColumnStatistics, merge_statistics
 from mooring.data.rare_categories import LevelNames, find_common_fingerprints, name_levels
@@ -360,7 +361,7 @@ def send_results(exchange: FlowerExchange, result: FitResult) -> None:
     trained, plan = result.trained, result.job.plan
     shown, server = trained.outcome.at(trained.checkpoint)
     at = LAST if trained.checkpoint == LAST or shown.t == trained.outcome.last.t else BEST
-    rows: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in result.clients.to_dict("records")]
+    rows: list[JsonObject] = [{str(k): v for k, v in row.items()} for row in result.clients.to_dict("records")]
     turn = full_round(shown.t, trained.outcome.rounds, exchange.roster, plan)
     summary = summarize_fit(result.job, trained, result.summary)
     summaries = [summary | {"notes": notes_visible_to(summary["notes"], name)} for name in exchange.roster.names]
