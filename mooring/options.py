@@ -112,7 +112,7 @@ def add_options(*names: str, **defaults: str) -> Callable[[Callable[..., None]],
         ]
 
         @functools.wraps(function)
-        def command(**words: Any) -> None:
+        def command(**words: object) -> None:
             given = {name: parse_value(OPTIONS[name], words.pop(name)) for name in names}
             given = {name: value for name, value in given.items() if value is not None}
             try:

@@ -516,6 +516,6 @@ def find_entry(request: Request, kind: str) -> Path:
     return entries[name]
 
 
-def render_page(file: str, root: str, /, *, status: int = 200, **context: Any) -> HTMLResponse:
+def render_page(file: str, root: str, /, *, status: int = 200, **context: object) -> HTMLResponse:
     """Return a page from its template; `root` is the relative address of the start page."""
     return HTMLResponse(get_environment(PACKAGE).get_template(file).render(root=root or "./", **context), status)

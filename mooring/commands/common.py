@@ -84,14 +84,14 @@ def parse_task_settings(texts: list[str] | None, given: JsonObject) -> JsonObjec
     return given
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """One JSON object on stdout."""
     from mooring.runs.atomic_files import to_json
 
     sys.stdout.write(to_json(value) + "\n")
 
 
-def csv_text(frame: Any) -> str:
+def csv_text(frame: object) -> str:
     """A table as CSV, without formulas for spreadsheets."""
     from mooring.runs.atomic_files import csv_bytes
 

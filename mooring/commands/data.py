@@ -76,7 +76,7 @@ def check(source: Source, json_: Json = False, trust_code: TrustCode = False, **
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
 @add_options(*DATA, "task", "weights", "seed", "threads")
 def theory(
-    source: Source, set_: SetTask = None, json_: Json = False, trust_code: TrustCode = False, **given: Any
+    source: Source, set_: SetTask = None, json_: Json = False, trust_code: TrustCode = False, **given: object
 ) -> None:
     """Apply the theorems to a federation.
 

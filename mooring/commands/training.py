@@ -206,7 +206,7 @@ def benchmark(
     ] = Path("benchmark"),
     json_: Json = False,
     trust_code: TrustCode = False,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Rank methods over several data sets and seeds.
 

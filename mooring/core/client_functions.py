@@ -54,7 +54,9 @@ class ClientRows(Protocol):
         """The rows with some of their columns."""
         ...
 
-    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
+    def map(
+        self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Tensor | None
+    ) -> StateTree:
         """The results of a client function, stacked over the clients."""
         ...
 
@@ -83,7 +85,7 @@ class ClientFunction:
         self.function, self.on_rows, self.__doc__ = function, on_rows, function.__doc__
         self.name = self.__name__ = function.__name__
 
-    def __call__(self, task: Task | None, rows: ClientRows, *per_client: Tensor, **shared: Any) -> StateTree:
+    def __call__(self, task: Task | None, rows: ClientRows, *per_client: Tensor, **shared: Tensor | None) -> StateTree:
         return rows.map(self, task, *per_client, **shared)
 
     @cached_property
@@ -96,7 +98,7 @@ class ClientFunction:
 def client_function(function: Callable[..., StateTree]) -> ClientFunction:
     """Make a client function of a function (task, padded rows, *per_client, **shared)."""
 
-    def on_rows(task: Task | None, rows: Rows, *per_client: Tensor, **shared: Any) -> StateTree:
+    def on_rows(task: Task | None, rows: Rows, *per_client: Tensor, **shared: Tensor | None) -> StateTree:
         blocks, parts = [], []
         for block, batch in rows.kept_batches or _iterate_batches(rows):
             blocks.append(block)

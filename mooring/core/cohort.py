@@ -149,7 +149,7 @@ class Rows:
         """
         return map_blocks(self.blocks(most), lambda block: work(self.select(block), block))
 
-    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
+    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: object) -> StateTree:
         """The results of a client function (`client_functions.py`), stacked over the clients."""
         return function.on_rows(task, self, *per_client, **shared)
 
@@ -157,7 +157,7 @@ class Rows:
         """`map`: in memory there is nothing to gain from independence."""
         return map(work, items)
 
-    def split_chain(self, items: list[Any], numbers: int) -> list[list[Any]]:
+    def split_chain(self, items: list[S], numbers: int) -> list[list[S]]:
         """The items as they are: in memory the nearest start is the quickest."""
         return [items]
 

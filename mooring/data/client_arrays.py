@@ -47,7 +47,7 @@ class ClientRows(NamedTuple):
     part: np.ndarray | None  # [n]
 
 
-def is_client_arrays(source: Any) -> bool:
+def is_client_arrays(source: object) -> bool:
     """Return whether a source is arrays or data sets by client, not a table."""
     if isinstance(source, tuple) and len(source) == 3:
         return not isinstance(source[0], pd.DataFrame)
@@ -178,12 +178,12 @@ def number_items(source: Any) -> tuple[Any, Any]:
     return out, items
 
 
-def is_by_part(value: Any) -> bool:
+def is_by_part(value: object) -> bool:
     """Return whether a client's data are a dictionary of parts."""
     return isinstance(value, Mapping) and set(value) <= set(PARTS)
 
 
-def is_structured(value: Any) -> bool:
+def is_structured(value: object) -> bool:
     """Return whether inputs are several tensors, a dictionary, or a data set that is read item by item."""
     if isinstance(value, DataLoader):
         is_plain = isinstance(value.dataset, TensorDataset) and value.collate_fn is default_collate
@@ -226,7 +226,7 @@ def concatenate(parts: list[Any]) -> Any:
     return tuple(concatenate([part[i] for part in parts]) for i in range(len(first)))
 
 
-def by_group(x: Any, y: Any, group: Any) -> dict[str, ClientRows]:
+def by_group(x: object, y: object, group: object) -> dict[str, ClientRows]:
     """Return the rows of (X, y, groups) by client, in the order of appearance."""
     x, y, group = tensor(x), tensor(y), np.asarray(group)
     if not len(x) == len(y) == len(group):
@@ -243,7 +243,7 @@ def rows_by_client(source: Mapping[Any, Any] | Sequence[Any]) -> dict[str, Clien
     return require_equal_shapes({str(name): rows_of(value, f"client '{name}'") for name, value in by_name.items()})
 
 
-def rows_of(value: Any, label: str) -> ClientRows:
+def rows_of(value: object, label: str) -> ClientRows:
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in PARTS]
         if unknown or "train" not in value:
@@ -254,7 +254,7 @@ def rows_of(value: Any, label: str) -> ClientRows:
     return ClientRows(*pair_of(value, label), None)
 
 
-def pair_of(value: Any, label: str) -> tuple[Tensor, Tensor]:
+def pair_of(value: object, label: str) -> tuple[Tensor, Tensor]:
     if isinstance(value, DataLoader):
         pairs = list(in_sequence(value))
         x, y = (torch.cat([torch.as_tensor(pair[k]) for pair in pairs]) for k in (0, 1))
@@ -302,7 +302,7 @@ def in_sequence(loader: DataLoader) -> Any:
     return DataLoader(rows, batch_size=loader.batch_size or 1, sampler=order, collate_fn=loader.collate_fn)
 
 
-def tensor(values: Any) -> Tensor:
+def tensor(values: object) -> Tensor:
     """Return a tensor on the CPU; numbers in double precision become single, as networks use them."""
     try:
         result = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))

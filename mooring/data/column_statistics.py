@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -93,19 +93,19 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no text")
     return value
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
 
 
-def _numbers(values: Any, count: int) -> np.ndarray:
+def _numbers(values: object, count: int) -> np.ndarray:
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"{count} numbers are needed, a number per client")
     if not all(isinstance(v, int | float) and math.isfinite(v) for v in values):

@@ -27,7 +27,7 @@ Values: TypeAlias = (
 )  # floats with NaN for missing, or text levels with the code -1 for missing
 
 
-def label(value: Any) -> str:
+def label(value: object) -> str:
     """Return a value as text; whole numbers have no decimals, so that 1 and 1.0 are the same level."""
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         return str(int(value))
@@ -56,7 +56,7 @@ def to_categories(series: pd.Series) -> pd.Categorical:
     return pd.Categorical.from_codes(np.where(codes >= 0, np.append(rank, -1)[codes], -1), categories=order)
 
 
-def client_name(value: Any) -> str:
+def client_name(value: object) -> str:
     """Return a client's name: 3, 3.0 and "3" are one client, 007 is another."""
     return WHOLE_NUMBER.sub(r"\1", label(value).strip())
 

@@ -65,8 +65,8 @@ class CheckedTable(NamedTuple):
 
 
 def check(
-    source: Any,
-    **arguments: Any,
+    source: object,
+    **arguments: object,
 ) -> list[Finding]:
     """Return the target's kind, then all errors, warnings and notes on a source, worst first; many findings
     of one form are one line. The arguments are those of `load`."""

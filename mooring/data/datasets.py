@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
@@ -58,7 +58,7 @@ def describe(name: str) -> dict[str, str]:
     return {"name": name, "summary": summary, "needs": "nothing" if free else "its files in --data-dir"}
 
 
-def is_dataset_name(source: Any) -> bool:
+def is_dataset_name(source: object) -> bool:
     """Return whether a source is the name of a data set and not a path; an existing file has priority."""
     return isinstance(source, str) and source in known_datasets() and not Path(source).exists()
 
@@ -74,7 +74,7 @@ def table_path(name: str) -> Path:
     return Path(str(files("mooring.data").joinpath("embedded", EMBEDDED_TABLES[name].file)))
 
 
-def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
+def load_dataset(name: str, data_dir: str | Path | None = None, **options: object) -> Clients:
     """Load the data set `name`, which is not a table; `options` are those of `load_image_dataset`."""
     require_known_dataset(name)
     if name in EMBEDDED_TABLES:

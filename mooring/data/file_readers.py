@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -216,7 +216,7 @@ def table_in_sheet(sheet: pd.DataFrame, layout: SheetLayout, cells: CellReading,
     return pd.DataFrame(columns, index=frame.index)
 
 
-def text_of_cell(value: Any) -> str:
+def text_of_cell(value: object) -> str:
     """Return a cell as text; whole numbers have no decimals."""
     if value is None or (isinstance(value, float) and value != value):
         return ""

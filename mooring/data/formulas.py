@@ -118,7 +118,7 @@ def parse_terms(part: str, text: str) -> Any:
     return terms
 
 
-def _list_terms(terms: Any) -> list[Any]:
+def _list_terms(terms: object) -> list[Any]:
     if not hasattr(terms, "__iter__") or hasattr(terms, "lhs"):
         raise RequestError("a formula has one '~'.")
     return list(terms)
@@ -324,7 +324,7 @@ def name_as_written(name: str) -> str:
     return name.replace(EXTRAPOLATION, "").replace(EXTRAPOLATION.replace("'", '"'), "")
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> Any:
     if isinstance(value, dict):
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
@@ -332,7 +332,7 @@ def _to_json(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: object) -> Any:
     if isinstance(value, dict):
         return {int(key) if key.isdigit() else key: _from_json(item) for key, item in value.items()}
     return [_from_json(item) for item in value] if isinstance(value, list) else value

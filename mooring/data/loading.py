@@ -47,12 +47,12 @@ from mooring.data.target import Target, encode_target
 
 
 def load(
-    source: Any,
+    source: object,
     *,
     dtype: torch.dtype = torch.float64,
     schema: Schema | None = None,
     data_dir: str | Path | None = None,
-    **arguments: Any,
+    **arguments: object,
 ) -> Clients:
     """Return clients from a path or a known name, a data frame, (X, y, groups), or a dict with each client's own data.
 
@@ -157,7 +157,7 @@ def by_part(values: np.ndarray | None, code: np.ndarray, part: np.ndarray) -> di
 
 
 def read_client_table(
-    source: Any, options: LoadOptions, schema: Schema | None = None
+    source: object, options: LoadOptions, schema: Schema | None = None
 ) -> tuple[ClientTable, str, list[str]]:
     """Return a source's rows for the agreement on a schema, their digest, and notes."""
     table = read_source(source, options.reading(schema))
@@ -255,13 +255,13 @@ def clean_rows(table: Table, options: LoadOptions, roles: ColumnRoles) -> tuple[
     return table, notes
 
 
-def read_by_schema(source: Any, schema: Schema) -> Table:
+def read_by_schema(source: object, schema: Schema) -> Table:
     """Return a table read as an earlier run's table was: its formats of cells, and its replaced texts."""
     table = read_source(source, LoadOptions().reading(schema))
     return replace(table, frame=replace_levels(table.frame, schema.merges)[0])
 
 
-def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+def encode_new_rows(source: object, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
     """Return a later table's inputs and, if it has the target column, its targets, encoded as in `Clients`; and
     notes."""
     table = read_by_schema(source, schema)

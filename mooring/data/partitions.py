@@ -31,7 +31,7 @@ def powerlaw_sizes(y: Any, clients: int, exponent: float = 1.0, seed: int = 0, *
     return np.split(rng.permutation(len(y)), np.cumsum(sizes)[:-1])
 
 
-def classes_per_client(y: Any, clients: int, classes: int, seed: int = 0) -> list[np.ndarray]:
+def classes_per_client(y: object, clients: int, classes: int, seed: int = 0) -> list[np.ndarray]:
     """Assign rows of exactly `classes` classes to every client; all rows are used.
 
     The number of blocks of a class is proportional to its rows, so that clients have similar sizes.
@@ -79,7 +79,7 @@ def shards(y: Any, clients: int, shards_per_client: int, seed: int = 0) -> list[
 
 
 def dirichlet(
-    y: Any, clients: int, alpha: float, seed: int = 0, *, least: int = 1, equal_sizes: bool = False
+    y: object, clients: int, alpha: float, seed: int = 0, *, least: int = 1, equal_sizes: bool = False
 ) -> list[np.ndarray]:
     """Label skew from Dirichlet(alpha): alpha -> inf is iid, alpha -> 0 leaves each client about one class.
 
@@ -129,7 +129,7 @@ def _dirichlet_equal(pools: list[np.ndarray], clients: int, alpha: float, rng: n
     return rows_by_client
 
 
-def by_group(group: Any, *, clients: int | None = None, least: int = 1, seed: int = 0) -> list[np.ndarray]:
+def by_group(group: object, *, clients: int | None = None, least: int = 1, seed: int = 0) -> list[np.ndarray]:
     """Return one client per value of `group` [N] with at least `least` rows, in the order of the values.
 
     `clients` of them are chosen at random; None takes all.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -40,7 +38,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
     def __init__(self, client: str | None = None):
         self.client = client
 
-    def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
+    def fit(self, X: object, y: object = None) -> TablePreprocessor:
         """Learn formats, categories, fills and scales from a data frame."""
         frame = self._features(X)
         table = read_source(frame)
@@ -60,7 +58,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
         self.n_features_in_ = len(self.feature_names_in_)
         return self
 
-    def transform(self, X: Any) -> pd.DataFrame:
+    def transform(self, X: object) -> pd.DataFrame:
         """Return the table as numbers, after the client column if there is one."""
         check_is_fitted(self)
         table = read_by_schema(self._features(X), self.schema_)
@@ -71,17 +69,17 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):
             out.insert(0, self.client, self._frame(X)[self.client].to_numpy())
         return out
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
         check_is_fitted(self)
         return np.array([*([self.client] if self.client else []), *self.schema_.features], dtype=object)
 
-    def _frame(self, x: Any) -> pd.DataFrame:
+    def _frame(self, x: object) -> pd.DataFrame:
         frame = to_pandas(x)
         if not isinstance(frame, pd.DataFrame):
             raise RequestError(f"TablePreprocessor takes a data frame, got {type(x).__name__}.")
         return frame
 
-    def _features(self, x: Any) -> pd.DataFrame:
+    def _features(self, x: object) -> pd.DataFrame:
         frame = self._frame(x)
         if self.client is not None and self.client not in frame.columns:
             raise RequestError(f"X has no client column {self.client!r}.")

@@ -31,7 +31,7 @@ SOURCE_FORMS = (
 CLIENT_NAMES = CellReading(names=frozenset(("client",)))
 
 
-def read_source(source: Any, cells: CellReading = CLIENT_NAMES) -> Table:
+def read_source(source: object, cells: CellReading = CLIENT_NAMES) -> Table:
     """Return the rows of a source; `cells` describes the formats of its columns."""
     source = to_pandas(source)
     if isinstance(source, str) and source in datasets.EMBEDDED_TABLES and datasets.is_dataset_name(source):

@@ -273,7 +273,7 @@ def read_formats(
             yield ColumnReading(DATE, CellFormat(date=date), values, int((~np.isnan(values)).sum()))
 
 
-def not_bool(value: Any) -> Any:
+def not_bool(value: object) -> Any:
     return None if isinstance(value, bool | np.bool_) else value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -102,7 +102,7 @@ class MixedModel:
         """Each row's target minus its fitted value."""
         return self.design.y - self.fitted
 
-    def predict(self, data: Any, level: float = 0.9) -> pd.DataFrame:
+    def predict(self, data: object, level: float = 0.9) -> pd.DataFrame:
         """One row per row of `data`: `prediction`, and the interval `low` to `high` of an observation.
 
         A client of the model is predicted with its own effects, and the interval includes their conditional variance;
@@ -174,7 +174,7 @@ class MixedModel:
         return self.summary()
 
 
-def fit_mixed_model(formula: str, data: Any, *, reml: bool = True) -> MixedModel:
+def fit_mixed_model(formula: str, data: object, *, reml: bool = True) -> MixedModel:
     """Fit a linear mixed model with one grouping column, such as "score ~ lrt + (1 + lrt | school)".
 
     `data` is a data frame or a table's path. `reml` chooses between REML, as lme4 does by default, and maximum

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -154,7 +154,7 @@ class ShapedColumns:
         }
 
     @staticmethod
-    def from_json(content: Any, title: str = "extra columns") -> ShapedColumns:
+    def from_json(content: object, title: str = "extra columns") -> ShapedColumns:
         """The description of `as_json`; anything else is a RequestError of one sentence."""
         try:
             if not isinstance(content, Mapping):
@@ -205,7 +205,7 @@ def partial_dependence(
     return torch.stack(means)
 
 
-def _read_index(value: Any) -> int:
+def _read_index(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"a whole number >= 0 was expected, got {value!r}")
     return value

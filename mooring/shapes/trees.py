@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class Trees:
         }
 
     @staticmethod
-    def from_json(content: Any, title: str = "boosted trees") -> Trees:
+    def from_json(content: object, title: str = "boosted trees") -> Trees:
         """The trees of `as_json`; anything else is a RequestError of one sentence."""
         try:
             return _read(content)
@@ -90,14 +89,14 @@ def _find_leaves(columns: np.ndarray, feature: np.ndarray, threshold: np.ndarray
     return place
 
 
-def _read_whole(content: Any) -> np.ndarray:
+def _read_whole(content: object) -> np.ndarray:
     numbers = np.array(content)
     if numbers.size and numbers.dtype.kind != "i":
         raise ValueError("whole numbers were expected")
     return numbers.astype(np.int64)
 
 
-def _read(content: Any) -> Trees:
+def _read(content: object) -> Trees:
     if not isinstance(content, Mapping):
         raise ValueError(f"an object was expected, got {type(content).__name__}")
     features = content["features"]

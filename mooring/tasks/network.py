@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
-from mooring.core.items import map_tensors
+from mooring.core.items import DatasetItems, TensorItems, map_tensors
 from mooring.core.seeds import random_words
 from mooring.core.sgd_step import StepTerms
 from mooring.core.task import (
@@ -93,7 +93,7 @@ class NetworkTask(Task):
         device: str = "cpu",
         kernels: str = "torch",
         buffers: str = "average",
-        items: Any = None,
+        items: TensorItems | DatasetItems | None = None,
         sample: Tensor | None = None,
         precision: str = FULL_PRECISION,
         compile: bool = False,
@@ -244,7 +244,7 @@ class NetworkTask(Task):
                 output = call(inputs)
         return output.to(self.dtype) if self.device.is_mixed and isinstance(output, Tensor) else output
 
-    def _main_output(self, output: Any) -> Tensor:
+    def _main_output(self, output: object) -> Tensor:
         """The tensor that losses are taken of, in the parameters' own precision."""
         main = main_output(output)
         return main.to(self.dtype) if self.device.is_mixed else main
@@ -298,7 +298,7 @@ class NetworkTask(Task):
     def _evaluate(self, parameters: dict[str, Tensor], rows: Tensor) -> Tensor:
         """A client's outputs [B, ...] in evaluation mode, of a structured output the main part: its logits."""
 
-        def call(*args: Any, **named: Any) -> Any:
+        def call(*args: object, **named: object) -> Any:
             return functional_call(self.module, parameters, args, named)
 
         if self.items is None:
@@ -356,7 +356,7 @@ class NetworkTask(Task):
         row by row."""
         single = {name: part[c] for name, part in layers.items()}
 
-        def call(*args: Any, **named: Any) -> Any:
+        def call(*args: object, **named: object) -> Any:
             return functional_call(self.module, single, args, named)
 
         def losses(x: Tensor, y: Tensor) -> Tensor:
@@ -448,7 +448,7 @@ class NetworkTask(Task):
             return None
         return self.variant(names, lambda: _freeze(self, names))
 
-    def variant(self, key: Any, make: Callable[[], NetworkTask]) -> NetworkTask:
+    def variant(self, key: object, make: Callable[[], NetworkTask]) -> NetworkTask:
         """The task that `make` makes from this one, made once per key."""
         if key not in self.variants:
             self.variants[key] = make()

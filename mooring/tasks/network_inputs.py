@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +47,7 @@ LOSSES: dict[str, RowLoss] = {
 }
 
 
-def main_output(output: Any) -> Tensor:
+def main_output(output: object) -> Tensor:
     """The tensor that a loss is taken of: the output, its logits, or the first part of a tuple or dictionary."""
     if isinstance(output, Tensor):
         return output
@@ -69,7 +68,7 @@ def by_row(loss: RowLoss) -> RowLoss:
     return loss
 
 
-def needs_whole_batches(loss: Any) -> bool:
+def needs_whole_batches(loss: object) -> bool:
     """Whether a loss is no mean over rows: class weights divide by the weights of a batch, a sum does not divide."""
     if not isinstance(loss, nn.Module):
         return False

@@ -144,6 +144,6 @@ class NetworkTrainer:
             return not torch.equal(before, torch.get_rng_state())
 
 
-def _leading(values: Any, dim: int) -> Any:
+def _leading(values: object, dim: int) -> Any:
     """The first `dim` columns of [C, d]; numbers and [C, 1] as they are."""
     return values[:, :dim] if isinstance(values, Tensor) and values.ndim == 2 and values.shape[1] > 1 else values

@@ -58,8 +58,15 @@ PACKAGE = Path(flower_patches.__file__).parents[2]
 
 
 def flower_imports(path):
-    """Names that a module imports from Flower, as module:name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Names that a module imports from Flower when it runs, as module:name."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        inner
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in set(ast.walk(tree)) - for_types:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
             yield from (f"{node.module}:{alias.name}" for alias in node.names)
 

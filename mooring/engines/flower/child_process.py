@@ -26,10 +26,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from mooring.core.errors import RequestError
 from mooring.engines.flower import flower_patches
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 CHILD_MODULE = "mooring.engines.flower.child_process"
 DEFAULT_PORT = 9092
@@ -151,7 +154,7 @@ def run_superlink() -> None:
 
     folder = os.environ.get(KEYS_VARIABLE, "")
 
-    def wrap(app: Any) -> gateway.Gateway:
+    def wrap(app: Starlette) -> gateway.Gateway:
         return gateway.Gateway(
             app,
             secret=os.environ[SECRET_VARIABLE],

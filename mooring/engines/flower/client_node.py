@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+import pandas as pd
 import torch
-from flwr.app import Message
+from flwr.app import Context, Message
 from torch import Tensor
 
 from mooring.algorithms.base import build, describe
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.task import Task
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.data.file_readers import file_stem
@@ -82,7 +84,7 @@ class AnswersRequests(Protocol):
 class ClientNode:
     """A client: a run file, its own table, and a folder for its state."""
 
-    answers: ClassVar[Mapping[str, Callable[[Any, Payload], Payload]]] = REQUEST_HANDLERS
+    answers: ClassVar[Mapping[str, Callable[..., Payload]]] = REQUEST_HANDLERS
     of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # attributes that depend on the schema
 
     def __init__(
@@ -145,7 +147,7 @@ class ClientNode:
     # its rows
 
     @cached_property
-    def _source(self) -> tuple[str, Any]:
+    def _source(self) -> tuple[str, pd.DataFrame | dict[str, pd.DataFrame]]:
         """Its name, by the client column of the run file or the name of the table's file, and its table."""
         column = self.run.data.client
         options = LoadOptions.make(load_options(self.run))
@@ -188,7 +190,7 @@ class ClientNode:
         return load(self._source[1], **options)
 
     @cached_property
-    def task(self) -> Any:
+    def task(self) -> Task:
         return make_task(self.run, self.clients)
 
     def data(self, fields: JsonObject) -> CohortData:
@@ -234,7 +236,7 @@ class ClientNode:
         assert self.run.algorithm is not None
         return self.run.algorithm.name
 
-    def server_state(self, history: StateHistory, payload: Payload) -> Any:
+    def server_state(self, history: StateHistory, payload: Payload) -> StateTree:
         """Return the server's state of a message."""
         tensors, mask = payload.tensors, personal_coefficients(history.algorithm, self.task.dim)
         if mask is not None:
@@ -260,7 +262,7 @@ def answer_message(client: AnswersRequests, message: Message) -> Message:
     return Message(to_records(reply), reply_to=message)
 
 
-def answer_as(kind: type[ClientNode], message: Message, context: Any) -> Message:
+def answer_as(kind: type[ClientNode], message: Message, context: Context) -> Message:
     """Return the reply of the client that the configuration of a Flower node describes."""
     config = {key: str(value) for key, value in context.node_config.items()}
     identity = load_identity(config.get("key"), config.get("peers"), config.get("ca"))

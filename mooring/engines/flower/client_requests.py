@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from scipy.stats import t
@@ -76,17 +76,19 @@ class StateHistory(NamedTuple):
     hyperparameters: JsonObject  # of the resolved algorithm, as they were sent
     algorithm: AnyAlgorithm
     server: StateTree  # a template
-    first: Any  # generation 0
+    first: StateTree  # generation 0
     w0: Tensor
-    states: dict[int, Any]
+    states: dict[int, StateTree]
     residuals: Mapping[int, dict[str, Tensor]] = MappingProxyType({})  # of compressed messages, by round
 
-    def at(self, base: int, who: str) -> Any:
+    def at(self, base: int, client: str) -> StateTree:
         if base == 0:
             return self.first
         if base not in self.states:
             held = ", ".join(map(str, sorted(self.states))) or "none"
-            raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot return to it.")
+            raise RequestError(
+                f"{client} has no state of round {base} any more (it has: {held}); it cannot return to it."
+            )
         return self.states[base]
 
 
@@ -172,9 +174,9 @@ def handle_client_statistics(node: ClientNode, payload: Payload) -> Payload:
         raise RequestError(f"client '{node.name}' sends no {asks}: its run file sets secure = true; give numbers.")
     facts = compute_statistics(node.task, node.data(fields), payload.tensors["w0"], asks)
     if node.federation.secure:  # all that is shown of its rows is how steep its loss is, to a power of two
-        unknown: Any = {name: torch.full_like(facts.smooth, torch.nan) for name in HIDDEN_IN_SECURE_RUNS}
+        hidden: JsonObject = dict.fromkeys(HIDDEN_IN_SECURE_RUNS, torch.full_like(facts.smooth, torch.nan))
         smooth = [secure_client.round_up_to_power_of_two(float(value)) for value in facts.smooth]
-        facts = facts._replace(smooth=torch.tensor(smooth, dtype=facts.smooth.dtype), **unknown)
+        facts = facts._replace(smooth=torch.tensor(smooth, dtype=facts.smooth.dtype), **hidden)
     return Payload({}, flatten("facts", facts))
 
 

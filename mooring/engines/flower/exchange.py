@@ -11,7 +11,6 @@ import secrets
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +65,7 @@ class FlowerExchange:
         )
         self.algorithm: AnyAlgorithm  # set by `begin`
         self.first: dict[str, Tensor] = {}  # the server's first state
-        self.pattern: Any = None
+        self.pattern: StateTree = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
         self.secure = secure_sums or (SecureAggregator(messenger, roster.names, options) if options.secure else None)
@@ -172,7 +171,7 @@ class FlowerExchange:
             out[part] = Scores(unknown, none, mean=mean)
         return out
 
-    def _message(self, reply: Payload) -> Any:
+    def _message(self, reply: Payload) -> StateTree | str:
         """Return a client's message as it arrived; the round loop compares it with the pattern."""
         try:
             return rebuild_tree("message", decompress(reply.tensors) if self.options.compress else reply.tensors)
@@ -313,9 +312,10 @@ def required_replies(options: FederationSection, asked: int) -> int:
     return math.ceil(options.quorum * asked) if options.quorum <= 1 else int(options.quorum)
 
 
-def read_meter(fields: Any) -> CostMeter:
+def read_meter(fields: JsonObject | None) -> CostMeter:
     """Return the work that a client reports; none where the report is malformed."""
     try:
+        fields = fields or {}
         solves = SolveTolerances(*(kind(value) for kind, value in zip((int, int, float, float), fields["solves"])))
         return CostMeter(int(fields["samples"]), int(fields["gradients"]), solves)
     except (TypeError, ValueError, KeyError):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -298,13 +298,13 @@ def follow_run(
 
 
 @contextmanager
-def follow_json_lines(path: Path) -> Iterator[Callable[[], list[Any]]]:
+def follow_json_lines(path: Path) -> Iterator[Callable[[], list[JsonObject]]]:
     """Yield a function that returns the lines of JSON that were added since its last call."""
     partial_line = ""
     with path.open("a+") as file:
         file.seek(0)
 
-        def read_added() -> list[Any]:
+        def read_added() -> list[JsonObject]:
             nonlocal partial_line
             partial_line += file.read()
             *lines, partial_line = partial_line.split("\n")

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,6 +36,15 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
+
+if TYPE_CHECKING:
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.proto.run_pb2 import Run
+    from flwr.supercore.protobuf.client import ProtobufClientInterceptor, ProtobufRequestContext
+    from flwr.supercore.retry import RetryInvoker
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
 LOST_RESPONSE_ERRORS = (
     httpx.ReadError,
@@ -165,11 +175,11 @@ def end_connection_on_loss(is_finished: Callable[[], bool] = lambda: False) -> N
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supernode import fleet_http_connection as connection
 
-    def invoker() -> Any:
+    def invoker() -> RetryInvoker:
         made = make_simple_http_retry_invoker()
-        should_give_up: Any = made.should_giveup
+        should_give_up = made.should_giveup
         made.should_giveup = lambda error: (
-            is_finished() or isinstance(error, LOST_RESPONSE_ERRORS) or should_give_up(error)
+            is_finished() or isinstance(error, LOST_RESPONSE_ERRORS) or bool(should_give_up and should_give_up(error))
         )
         return made
 
@@ -192,14 +202,14 @@ def contain_connection_failures(is_finished: Callable[[], bool]) -> None:
 class RefusedSignal:
     """The module `os` for Flower's connection: a signal to this process becomes an error instead."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(os, name)
 
     def kill(self, process: int, signal: int) -> None:
         raise ConnectionLostError("401: the SuperLink refused our signature")
 
 
-def raise_instead_of_exit(code: int, message: str | None = None, *arguments: Any, **options: Any) -> None:
+def raise_instead_of_exit(code: int, message: str | None = None, *arguments: object, **options: object) -> None:
     """Raise an error where Flower would end the process."""
     raise ConnectionLostError(message or f"Flower's exit code {code}")
 
@@ -210,9 +220,10 @@ def extend_start_timeout() -> None:
     A process that is later finds its task's token expired (401), while another is started in its place: on a busy
     machine, where starting takes long, none of them would ever be in time."""
     for module in ("in_memory_corestate", "sql_corestate"):
-        state: Any = importlib.import_module(f"flwr.supercore.corestate.{module}")
-        state.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS
-        state.HEARTBEAT_PATIENCE = HEARTBEAT_SECONDS / START_SECONDS
+        state = importlib.import_module(f"flwr.supercore.corestate.{module}")
+        vars(state).update(
+            HEARTBEAT_DEFAULT_INTERVAL=START_SECONDS, HEARTBEAT_PATIENCE=HEARTBEAT_SECONDS / START_SECONDS
+        )
 
 
 def shorten_backoff() -> None:
@@ -224,16 +235,15 @@ def shorten_backoff() -> None:
         pull_objects, initial_backoff=FIRST_PULL_SECONDS, backoff_cap=MAX_PULL_SECONDS, max_tries_per_object=None
     )
     for name in ("flwr.superlink.grid.http_grid", "flwr.supernode.start_client_internal"):
-        module: Any = importlib.import_module(name)
-        module.pull_objects = quick
+        vars(importlib.import_module(name))["pull_objects"] = quick
 
 
-def wrap_superlink(wrap: Callable[[Any], Any], **options: Any) -> Any:
+def wrap_superlink(wrap: Callable[[Starlette], ASGIApp], **options: object) -> ModuleType:
     """Return the module of Flower's SuperLink, whose server serves `wrap(application)` with options of uvicorn."""
-    module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its function has the same name
+    module = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its function has the same name
     serve = module.uvicorn.run
 
-    def serve_wrapped(app: Any, **defaults: Any) -> None:
+    def serve_wrapped(app: Starlette, **defaults: object) -> None:
         serve(wrap(app), **defaults | options)
 
     module.uvicorn.run = serve_wrapped
@@ -244,7 +254,7 @@ def add_secret_header(name: str, secret: str) -> None:
     """Let all of Flower's HTTP clients of this process send a header with the gateway's secret."""
     from flwr.supercore.protobuf.client import ProtobufClient
 
-    original: Any = ProtobufClient.__init__
+    original = ProtobufClient.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
@@ -306,17 +316,20 @@ def sign_request(pair: KeyPair) -> dict[str, str]:
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     request = httpx.Request("POST", "http://unused")
-    context: Any = ProtobufRequestContext(rpc_method="", message=DeactivateNodeRequest(), request=request)
+    context = ProtobufRequestContext(rpc_method="", message=DeactivateNodeRequest(), request=request)
     NodeAuthHttpInterceptor(*pair).intercept(context, lambda _: httpx.Response(200))
     return {name: value for name, value in request.headers.items() if name.startswith("flwr-")}
 
 
-def _fleet_client(server: str, ca: Path | None, pair: KeyPair) -> Any:
+def _fleet_client(server: str, ca: Path | None, pair: KeyPair) -> FleetHttpClient:
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    signed: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
+    signed: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(*pair),
+    ]
     return FleetHttpClient.from_server_address(server, ca is None, _read_optional(ca), interceptors=signed)
 
 
@@ -352,12 +365,14 @@ class NodeConnection:
         self.context = connection.http_request_response(server, ca is None, _read_optional(ca), pair, 5, 20.0)
 
     def __enter__(self) -> NodeConnection:
-        self.functions: Any = self.context.__enter__()
+        self.functions = self.context.__enter__()
         self.number = int(self.functions[0])
         return self
 
-    def __exit__(self, *error: Any) -> Any:
-        return self.context.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self.context.__exit__(kind, error, trace)
 
     def answer_next(self, answer: Callable[[Message], Message]) -> bool:
         """Answer the next message of Flower; return whether there was one."""
@@ -379,7 +394,8 @@ class NodeConnection:
                 max_tries_per_object=None,
             )
             confirm(run, number)
-            message: Any = inflate_object_from_contents(number, contents)
+            message = inflate_object_from_contents(number, contents)
+            assert isinstance(message, Message)
             message.metadata.__dict__["_message_id"] = number
             begun = time.monotonic()
             self._send(answer(message), run, begun)
@@ -411,19 +427,19 @@ class ControlClient:
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-        interceptors: list[Any] = [
+        interceptors: list[ProtobufClientInterceptor] = [
             CliClientHttpInterceptor(),
             RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
             _HeaderInterceptor(headers),
         ]
-        self.client: Any = ControlHttpClient.from_server_address(
+        self.client = ControlHttpClient.from_server_address(
             server_address=server, insecure=ca is None, root_certificates=_read_optional(ca), interceptors=interceptors
         )
 
     def close(self) -> None:
         self.client.close()
 
-    def list_runs(self) -> Mapping[int, Any]:
+    def list_runs(self) -> Mapping[int, Run]:
         from flwr.proto.control_pb2 import ListRunsRequest
 
         return self.client.ListRuns(ListRunsRequest()).run_dict
@@ -452,7 +468,7 @@ class ControlClient:
         run = self.client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
         return f"{run.status.status} {run.status.sub_status}".strip()
 
-    def list_nodes(self) -> list[Any]:
+    def list_nodes(self) -> list[NodeInfo]:
         from flwr.proto.control_pb2 import ListNodesRequest
 
         nodes = self.client.ListNodes(ListNodesRequest()).nodes_info
@@ -475,6 +491,8 @@ class _HeaderInterceptor:
     def __init__(self, headers: Mapping[str, str]):
         self.headers = headers
 
-    def intercept(self, context: Any, call_next: Any) -> Any:
+    def intercept(
+        self, context: ProtobufRequestContext, call_next: Callable[[ProtobufRequestContext], httpx.Response]
+    ) -> httpx.Response:
         context.request.headers.update(self.headers)
         return call_next(context)

@@ -31,16 +31,17 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as HttpMessage
 
 from mooring.core.types import JsonObject
 from mooring.engines.flower.messages import join_frames, split_frames
@@ -185,7 +186,7 @@ class EnrolledKeys:
 
     def __init__(self, folder: Path | None):
         self.folder = folder
-        self.stamp: tuple[Any, ...] | None = None
+        self.stamp: tuple[tuple[str, int], ...] | None = None
         self.names: dict[bytes, str] = {}
         self.scan()
 
@@ -220,12 +221,12 @@ class Refusal(Exception):
         self.status, self.why = status, why
 
 
-def header(scope: Any, name: str) -> str:
+def header(scope: Scope, name: str) -> str:
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope.get("headers", ()) if key == wanted), "")
 
 
-def signed_key(scope: Any, allows: Callable[[bytes], bool], now: float) -> bytes:
+def signed_key(scope: Scope, allows: Callable[[bytes], bool], now: float) -> bytes:
     """The public key that signed the request's time; Refusal where it is not enrolled, or the signature is not right.
 
     The cheap checks come first: a stranger costs no arithmetic."""
@@ -252,7 +253,7 @@ class Gateway:
 
     def __init__(
         self,
-        app: Any,
+        app: ASGIApp,
         *,
         secret: str,
         keys: EnrolledKeys,
@@ -271,7 +272,7 @@ class Gateway:
         self.reading: Counter[bytes] = Counter()  # bytes of bodies that are being read, by key
         self.scanning: asyncio.Task[None] | None = None
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             self.scanning = asyncio.create_task(self.scan_forever())
             await self.app(scope, receive, send)
@@ -289,7 +290,7 @@ class Gateway:
                 self.note(header(scope, KEY), header(scope, WHEN))
             await respond(send, refusal.status, refusal.why.encode() + b"\n", kind="text/plain", close=True)
 
-    async def route(self, scope: Any, receive: Any, send: Any) -> None:
+    async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path in HEALTH:
             await respond(send, 200, b'{"status":"ok"}\n', kind="application/json")
@@ -318,29 +319,29 @@ class Gateway:
         else:
             await self.app(scope, receive, send)
 
-    def session_of(self, scope: Any) -> Channel:
+    def session_of(self, scope: Scope) -> Channel:
         channel = self.mailbox.sessions.get(header(scope, SESSION))
         if channel is None or not self.keys.allows(channel.key):
             raise Refusal(401, "this session is over")
         return channel
 
-    def check_length(self, scope: Any) -> None:
+    def check_length(self, scope: Scope) -> None:
         length = header(scope, "content-length")
         if length and (not length.isdigit() or int(length) > self.max_body):
             raise Refusal(413, "too large")
 
-    def check_token(self, scope: Any) -> None:
+    def check_token(self, scope: Scope) -> None:
         given = header(scope, "authorization").removeprefix("Bearer ")
         if not self.metrics_token or not is_equal(given, self.metrics_token):
             raise Refusal(403, "metrics need the token of the file metrics.token")
 
     @contextmanager
-    def bounded(self, receive: Any, key: bytes) -> Iterator[Any]:
+    def bounded(self, receive: Receive, key: bytes) -> Iterator[Receive]:
         """Yield a request's pieces, cut off as if its sender had gone where they are too large, or all that its key
         sends at once is: not every request states a length."""
         total = 0
 
-        async def piece() -> Any:
+        async def piece() -> HttpMessage:
             nonlocal total
             message = await receive()
             size = len(message.get("body", b""))
@@ -354,7 +355,7 @@ class Gateway:
         finally:
             self.reading[key] -= total
 
-    async def body_of(self, receive: Any) -> bytes:
+    async def body_of(self, receive: Receive) -> bytes:
         pieces = []
         while True:
             message = await receive()
@@ -364,24 +365,24 @@ class Gateway:
             if not message.get("more_body"):
                 return b"".join(pieces)
 
-    def watched(self, scope: Any, send: Any) -> Any:
+    def watched(self, scope: Scope, send: Send) -> Send:
         """Notes which signatures Flower refuses."""
 
-        async def passed_on(message: MutableMapping[str, Any]) -> None:
+        async def passed_on(message: HttpMessage) -> None:
             if message.get("status") == 401:
                 self.note(header(scope, KEY), header(scope, WHEN))
             await send(message)
 
         return passed_on
 
-    async def open_channel(self, key: bytes, send: Any) -> None:
+    async def open_channel(self, key: bytes, send: Send) -> None:
         node = await run_in_threadpool(self.node_of, key)
         if node is None:
             raise Refusal(401, "this key has no node")
         session = self.mailbox.open(node, key)
         await respond(send, 200, json.dumps({"session": session}).encode(), kind="application/json")
 
-    async def exchange(self, channel: Channel, body: bytes, send: Any) -> None:
+    async def exchange(self, channel: Channel, body: bytes, send: Send) -> None:
         """Take a node's reply, and give it its next message."""
         leaving = False
         if body:
@@ -402,7 +403,7 @@ class Gateway:
         self.counts["bytes sent"] += len(out)
         await respond(send, 200, out)
 
-    async def own_request(self, what: str, body: bytes, send: Any) -> None:
+    async def own_request(self, what: str, body: bytes, send: Send) -> None:
         """The server's app pushes messages and pulls replies; `mooring serve` reports numbers for /metrics."""
         about, pieces = split_frames(body)
         out: JsonObject = {}
@@ -443,7 +444,7 @@ class Gateway:
         return "".join(lines)
 
 
-async def respond(send: Any, status: int, body: bytes, *, kind: str = "", close: bool = False) -> None:
+async def respond(send: Send, status: int, body: bytes, *, kind: str = "", close: bool = False) -> None:
     headers = [(b"content-length", str(len(body)).encode())]
     headers += [(b"content-type", kind.encode())] if kind else []
     headers += [(b"connection", b"close")] if close else []
@@ -451,12 +452,12 @@ async def respond(send: Any, status: int, body: bytes, *, kind: str = "", close:
     await send({"type": "http.response.body", "body": body})
 
 
-def make_timeout_protocol() -> Any:
+def make_timeout_protocol() -> type[asyncio.Protocol]:
     """Uvicorn's protocol, which closes a connection that has sent no request after SECONDS_TO_ASK."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class TimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        def connection_made(self, transport: Any) -> None:
+        def connection_made(self, transport: object) -> None:
             super().connection_made(transport)
             self.loop.call_later(SECONDS_TO_ASK, self.close_silent)
 

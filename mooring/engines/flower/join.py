@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -250,7 +250,7 @@ class GatewaySession:
     """A session with the mailbox behind the gateway; `token` is empty where the SuperLink has none."""
 
     def __init__(self, server: ServerAddress, pair: KeyPair):
-        check: Any = True if server.ca is None else ssl.create_default_context(cafile=str(server.ca))
+        check: ssl.SSLContext | bool = True if server.ca is None else ssl.create_default_context(cafile=str(server.ca))
         url = f"{'http' if server.ca is None else 'https'}://{server.address}"
         self.client = httpx.Client(base_url=url, verify=check, timeout=POLL_SECONDS + 10, trust_env=False)
         self.client.headers.clear()  # 100 bytes of every message
@@ -264,7 +264,7 @@ class GatewaySession:
             raise ConnectionLostError(f"{response.status_code}: no session")
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.client.close()
 
     def exchange(self, body: bytes) -> tuple[str, bytes] | None:

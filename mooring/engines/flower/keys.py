@@ -21,7 +21,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -307,7 +307,7 @@ def openssh_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def signed_bytes(value: Any) -> bytes:
+def signed_bytes(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 

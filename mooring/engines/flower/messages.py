@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -28,6 +27,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from mooring.core.cohort import StateTree
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject, NamedValues
 from mooring.data.clients import PARTS
@@ -73,7 +73,7 @@ def payload_bytes(payload: Payload) -> int:
     return tensors + len(json.dumps(to_plain(payload.fields), separators=COMPACT, default=str))
 
 
-def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
+def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> StateTree:
     """The tree that `flatten` named, without a template: its NamedTuples have the same fields in the same order."""
     if prefix + NONE_SUFFIX in tensors:
         return None
@@ -179,11 +179,10 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> None:
             raise MalformedReplyError(f"it names a tensor {name[:60]!r}")
 
 
-def check_count(value: Any, what: str, most: float = MAX_REPORTED_ROWS) -> int:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not known or value != int(value) or not 0 <= value <= most:
-        raise MalformedReplyError(f"it reports {str(value)[:40]} as {what}; a whole number up to {most:.0g} is right")
-    return int(value)
+def check_count(value: object, what: str, most: float = MAX_REPORTED_ROWS) -> int:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most and value % 1 == 0:
+        return int(value)
+    raise MalformedReplyError(f"it reports {str(value)[:40]} as {what}; a whole number up to {most:.0g} is right")
 
 
 def check_survey(asked: Payload, reply: Payload, client: str) -> None:

@@ -16,9 +16,9 @@ import secrets
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import httpx
 from flwr.app import Message
@@ -51,10 +51,21 @@ REPORT_SECONDS = 10.0  # without a reply, after which a line says which clients 
 MESSAGE_TTL_SECONDS = 3600.0  # seconds that Flower keeps a message
 
 
+class GridNode(Protocol):
+    """What is used of Flower's description of a node."""
+
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def last_activated_at(self) -> str: ...
+
+
 class Grid(Protocol):
     """What is used of Flower's grid."""
 
-    def get_nodes(self) -> Iterable[Any]: ...
+    def get_nodes(self) -> Iterable[GridNode]: ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
 
@@ -100,7 +111,7 @@ def format_waiting(what: str, silent: list[str], why: Mapping[str, str], seconds
     return f"waiting {seconds:.0f} s for the reply to '{what}' of {names}{suffix}"
 
 
-def format_version_mismatch(name: Any, fields: NamedValues) -> str:
+def format_version_mismatch(name: object, fields: NamedValues) -> str:
     """Return the sentence about a client of another version."""
     version, protocol = printable(str(fields.get("version")), 40), printable(str(fields.get("protocol", 1)), 10)
     return (
@@ -290,7 +301,7 @@ class Messenger:
             self.report(f"client '{name}' restarted")
         self.since |= since
 
-    def _send(self, what: str, messages: dict[str, Payload], done: Any, retry: dict[str, float]) -> None:
+    def _send(self, what: str, messages: dict[str, Payload], done: Collection[str], retry: dict[str, float]) -> None:
         """Send the request to clients without one on the way to their present node."""
         pending = {(sent.name, sent.node) for sent in self._sent.values() if sent.what == what}
         now = self.clock()
@@ -387,13 +398,13 @@ RETRY_SECONDS = 30.0  # for the SuperLink to respond again
 WAIT_SECONDS = 0.25  # for a first reply; then the caller scans the nodes
 
 
-def use_gateway(grid: Any) -> Any:
+def use_gateway(grid: Grid) -> Grid:
     """Return a grid that uses the mailbox where this process was started behind a gateway; else the grid itself."""
     address = os.environ.get(ADDRESS_VARIABLE, "")
     if not address:
         return grid
     ca = os.environ.get(CA_VARIABLE, "")
-    check: Any = ssl.create_default_context(cafile=ca) if ca else True
+    check: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca) if ca else True
     url = f"{'https' if ca else 'http'}://{address}{OWN}"
     client = httpx.Client(
         base_url=url, verify=check, headers={SECRET: os.environ[SECRET_VARIABLE]}, timeout=30.0, trust_env=False
@@ -402,12 +413,12 @@ def use_gateway(grid: Any) -> Any:
 
 
 class GatewayGrid:
-    def __init__(self, grid: Any, client: httpx.Client):
+    def __init__(self, grid: Grid, client: httpx.Client):
         self.grid, self.client = grid, client
         self.slow: set[str] = set()  # messages that went through Flower
         self.lost = False
 
-    def _request(self, what: str, about: JsonObject, pieces: Iterable[bytes] = ()) -> Any:
+    def _request(self, what: str, about: JsonObject, pieces: Iterable[bytes] = ()) -> tuple[JsonObject, list[bytes]]:
         """Return the gateway's response. A request that failed is repeated, since pushing twice does no harm; `lost` is
         set where the response to a pull may have been lost."""
         content, begun = join_frames(about, list(pieces)), time.monotonic()
@@ -464,8 +475,8 @@ class GatewayGrid:
                 replies.append(parse_reply(number, piece))
         return replies
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.grid, name)
+    def get_nodes(self) -> Iterable[GridNode]:
+        return self.grid.get_nodes()
 
 
 def parse_reply(number: str, content: bytes) -> Message:

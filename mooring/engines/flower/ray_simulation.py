@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -48,7 +47,7 @@ def _make_server_app(config: dict[str, str]) -> ServerApp:
     app = ServerApp()
 
     @app.main()
-    def main(grid: Any, context: Context) -> None:
+    def main(grid: object, context: Context) -> None:
         lead_run(grid, config)
 
     return app

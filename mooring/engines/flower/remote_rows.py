@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, client_function
-from mooring.core.cohort import Batch, HasSummary, Rows, StateTree, stack_states
+from mooring.core.cohort import Batch, Condensed, HasSummary, Rows, StateTree, stack_states
 from mooring.core.errors import RequestError
 from mooring.core.task import HasColumns, Task, require, with_columns
 from mooring.core.types import JsonObject
@@ -37,6 +37,7 @@ MAX_COLUMNS = 100_000
 MAX_PARALLEL_NUMBERS = 50_000  # of the Hessians of one chain of fits, in one message: 400 kB
 SHAPED = "shaped"  # (SHAPED, digest of the description, ranges of its columns, *part)
 S = TypeVar("S")
+T = TypeVar("T")
 Part = tuple[Any, ...]  # which of a client's rows: ("train",), ("held", 0, 5), ...
 
 
@@ -52,8 +53,9 @@ class ClientCall(NamedTuple):
 class PendingCall:
     """A thread's call, and its result when there is one."""
 
-    def __init__(self, path: tuple[int, ...], call: Any):
-        self.path, self.call, self.result = path, call, None
+    def __init__(self, path: tuple[int, ...], call: ClientCall):
+        self.path, self.call = path, call
+        self.result: StateTree = None
         self.done = threading.Event()
         self.error: BaseException | None = None
 
@@ -61,13 +63,13 @@ class PendingCall:
 class CallBatcher:
     """Sends calls: those of independent work when all of it waits for results."""
 
-    def __init__(self, send: Callable[[list[Any]], list[Any]]):
+    def __init__(self, send: Callable[[list[ClientCall]], list[StateTree]]):
         self.send = send
         self.changed = threading.Condition()
         self.busy, self.pending = 0, []  # type: tuple[int, list[PendingCall]]
         self.thread = threading.local()  # `path`: which work this thread does; not set in the first thread
 
-    def call(self, call: Any) -> Any:
+    def call(self, call: ClientCall) -> StateTree:
         path = getattr(self.thread, "path", None)
         if path is None:
             return self.send([call])[0]
@@ -81,9 +83,9 @@ class CallBatcher:
             raise own.error
         return own.result
 
-    def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
+    def map_independent(self, work: Callable[[S], Iterable[T]], items: Iterable[S]) -> Iterator[list[T]]:
         items, parent = list(items), getattr(self.thread, "path", None)
-        results: list[Any] = [None] * len(items)
+        results: list[list[T]] = [[] for _ in items]
         errors: dict[int, BaseException] = {}
         unfinished = len(items)
 
@@ -150,7 +152,7 @@ class RemoteRows:
         self.calls, self.part, self.clients, self.size = calls, part, clients, size
         self.x, self.y = x, y  # one row of zeros, with the shape of rows
         self.shape = shape  # of extra columns
-        self.cache: dict[object, Any] = {}
+        self.cache: dict[object, Condensed] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -183,10 +185,12 @@ class RemoteRows:
     def compact(self) -> RemoteRows:
         return self
 
-    def map(self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Any) -> StateTree:
+    def map(
+        self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Tensor | None
+    ) -> StateTree:
         return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared, self.shape))
 
-    def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
+    def map_independent(self, work: Callable[[S], Iterable[T]], items: Iterable[S]) -> Iterator[list[T]]:
         return self.calls.map_independent(work, items)
 
     def split_chain(self, items: list[S], numbers: int) -> list[list[S]]:
@@ -197,7 +201,7 @@ class RemoteRows:
     def keep_batches(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def full(self, task: Task) -> Any:
+    def full(self, task: Task) -> Condensed:
         """The clients' summaries of their rows for a linear task, which they send once."""
         name = ("full", task)
         if name not in self.cache:
@@ -225,14 +229,14 @@ def condense_rows(task: Task, batch: Batch) -> SecondMoments:
 
 def make_sender(
     ask_all: Callable[[dict[str, Payload]], dict[str, Payload]], names: tuple[str, ...]
-) -> Callable[[list[ClientCall]], list[Any]]:
+) -> Callable[[list[ClientCall]], list[StateTree]]:
     """A function that sends calls to these clients, one message to each, and returns the stacked results.
 
     Descriptions of columns are sent once.
     """
     sent: dict[int, set[str]] = {i: set() for i in range(len(names))}
 
-    def send(calls: list[ClientCall]) -> list[Any]:
+    def send(calls: list[ClientCall]) -> list[StateTree]:
         requests: dict[int, JsonObject] = {}
         tensors: dict[int, dict[str, Tensor]] = {}
         shapes: dict[int, JsonObject] = {}
@@ -254,9 +258,9 @@ def make_sender(
     return send
 
 
-def stack_replies(k: int, call: ClientCall, names: tuple[str, ...], replies: dict[str, Payload]) -> Any:
+def stack_replies(k: int, call: ClientCall, names: tuple[str, ...], replies: dict[str, Payload]) -> StateTree:
     """The clients' results of one call, stacked; a client whose result is not valid is named."""
-    results: JsonObject = {}
+    results: dict[str, StateTree] = {}
     for name in (names[client] for client in call.clients):
         try:
             results[name] = _check_result(call.function, rebuild_tree(str(k), replies[name].tensors))
@@ -272,7 +276,7 @@ def stack_replies(k: int, call: ClientCall, names: tuple[str, ...], replies: dic
     return stack_states(list(results.values()))
 
 
-def _check_result(function: ClientFunction, result: Any) -> Any:
+def _check_result(function: ClientFunction, result: StateTree) -> StateTree:
     """One client's result as the type that the function returns, in finite numbers."""
     fields = None if isinstance(result, Tensor) else set(result._fields)
     for kind in function.result_types:
@@ -287,7 +291,7 @@ def _check_result(function: ClientFunction, result: Any) -> Any:
     return result
 
 
-def _tensors(result: Any) -> list[Tensor]:
+def _tensors(result: StateTree) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
@@ -344,7 +348,7 @@ class ColumnStore:
         return rows.map_columns(shape).select_columns(columns)
 
 
-def shape_digest(content: Any) -> str:
+def shape_digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

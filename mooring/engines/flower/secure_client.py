@@ -20,7 +20,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -43,6 +43,10 @@ from mooring.engines.flower.messages import (
     commit_to_share,
 )
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, read_json, write_json
+
+if TYPE_CHECKING:
+    from mooring.engines.flower.client_node import ClientNode
+    from mooring.engines.flower.keys import Identity
 
 STATE = "secure.json"
 ALLOWED = frozenset(
@@ -77,7 +81,7 @@ SPARE_EVALUATIONS = 5
 EVALUATIONS_IF_UNSET = 20  # as the round loop has it
 
 
-def check_allowed(node: Any, what: str, payload: Payload) -> None:
+def check_allowed(node: ClientNode, what: str, payload: Payload) -> None:
     """Refuse a request that is not part of the protocol of a secure run."""
     if what not in ALLOWED:
         raise RequestError(f"client '{node.name}' refuses {what!r}: with secure = true it sends secure sums only.")
@@ -96,7 +100,7 @@ def check_allowed(node: Any, what: str, payload: Payload) -> None:
         check_plan(node, payload.fields.get("plan"))
 
 
-def check_plan(node: Any, plan: Any) -> None:
+def check_plan(node: ClientNode, plan: object) -> None:
     """A column of numbers must not become a category: its values would be sent as names."""
     from mooring.data.schema_client import survey_table
 
@@ -114,10 +118,10 @@ def check_plan(node: Any, plan: Any) -> None:
             )
 
 
-def check_begin(node: Any, label: str, hyperparameters: JsonObject, start: str, fresh: bool) -> None:
+def check_begin(node: ClientNode, label: str, hyperparameters: JsonObject, start: str, fresh: bool) -> None:
     """Refuse hyperparameters other than the run file's, and more than MAX_STARTS beginnings of a run."""
     own = node.run.algorithm
-    if label == own.name:
+    if own is not None and label == own.name:
         for name, value in own.fields.items():
             if not isinstance(value, str) and json.dumps(hyperparameters.get(name)) != json.dumps(value):
                 raise RequestError(
@@ -145,15 +149,15 @@ def empty_state() -> JsonObject:
     return {"session": None, "starts": {}, "sums": {}, "evaluations": {}, "schema": {}}
 
 
-def state_path(node: Any) -> Path:
+def state_path(node: ClientNode) -> Path:
     return node.folder / STATE
 
 
-def load_state(node: Any) -> JsonObject:
+def load_state(node: ClientNode) -> JsonObject:
     return read_json(state_path(node)) if state_path(node).exists() else empty_state()
 
 
-def save_state(node: Any, known: JsonObject, *, durable: bool = True) -> None:
+def save_state(node: ClientNode, known: JsonObject, *, durable: bool = True) -> None:
     """Replace the state; a power cut may cost a state that is not `durable`, and the attempt is then repeated."""
     make_synced_folder(node.folder)
     if durable:
@@ -166,12 +170,12 @@ def save_state(node: Any, known: JsonObject, *, durable: bool = True) -> None:
     os.replace(fresh, state_path(node))
 
 
-def delete_state(node: Any) -> None:
+def delete_state(node: ClientNode) -> None:
     """Delete keys and seeds of a finished run: nobody can remove its masks any more."""
     state_path(node).unlink(missing_ok=True)
 
 
-def require_identity(node: Any) -> Any:
+def require_identity(node: ClientNode) -> Identity:
     if node.identity is None:
         raise RequestError(
             f"client '{node.name}' needs its key and its peers' keys for secure = true: give --key and --peers."
@@ -179,7 +183,7 @@ def require_identity(node: Any) -> Any:
     return node.identity
 
 
-def handle_keys(node: Any, payload: Payload) -> Payload:
+def handle_keys(node: ClientNode, payload: Payload) -> Payload:
     """A fresh key for a session, signed together with this client's weight and numbers of rows."""
     identity, fields = require_identity(node), payload.fields
     session, cohort = str(fields["session"]), [str(name) for name in fields["cohort"]]
@@ -216,7 +220,7 @@ def handle_keys(node: Any, payload: Payload) -> Payload:
     return Payload({"statement": current["statement"], "signature": current["signature"]})
 
 
-def check_cohort(node: Any, cohort: list[str]) -> None:
+def check_cohort(node: ClientNode, cohort: list[str]) -> None:
     identity = require_identity(node)
     if len(set(cohort)) < secure_sums.MIN_COHORT:
         raise RequestError(
@@ -233,7 +237,7 @@ def check_cohort(node: Any, cohort: list[str]) -> None:
         raise RequestError(f"client '{node.name}' is not in the cohort that it is asked to join.")
 
 
-def own_weight(node: Any) -> float:
+def own_weight(node: ClientNode) -> float:
     """This client's weight before the weights of all are divided by their sum, by the rule of the run file."""
     rule = node.run.training.weights
     if isinstance(rule, dict):
@@ -246,7 +250,7 @@ def own_weight(node: Any) -> float:
     return 1.0 if own is None else float(own[node.name])
 
 
-def handle_peers(node: Any, payload: Payload) -> Payload:
+def handle_peers(node: ClientNode, payload: Payload) -> Payload:
     """Check what all others signed, and store it for the session."""
     identity, known = require_identity(node), load_state(node)
     current = find_session(node, known, payload)
@@ -280,14 +284,14 @@ def handle_peers(node: Any, payload: Payload) -> Payload:
     return Payload({})
 
 
-def find_session(node: Any, known: JsonObject, payload: Payload) -> JsonObject:
+def find_session(node: ClientNode, known: JsonObject, payload: Payload) -> JsonObject:
     current = known["session"]
     if current is None or current["id"] != payload.fields.get("session"):
         raise RequestError(f"client '{node.name}' has no such session of secure sums; its keys are made anew.")
     return current
 
 
-def handle_masked_update(node: Any, payload: Payload) -> Payload:
+def handle_masked_update(node: ClientNode, payload: Payload) -> Payload:
     """The message of a local update under masks, and the work that it took."""
     from mooring.engines.flower.client_requests import run_local_update
 
@@ -309,7 +313,7 @@ def handle_masked_update(node: Any, payload: Payload) -> Payload:
     return Payload({"meter": work}, {"masked": masked})
 
 
-def handle_masked_losses(node: Any, payload: Payload) -> Payload:
+def handle_masked_losses(node: ClientNode, payload: Payload) -> Payload:
     """This client's part of the mean loss over all clients' rows, under masks."""
     from mooring.engines.flower.client_requests import mean_losses
 
@@ -336,7 +340,7 @@ def handle_masked_losses(node: Any, payload: Payload) -> Payload:
     return Payload({}, {"masked": masked})
 
 
-def evaluation_budget(node: Any) -> int:
+def evaluation_budget(node: ClientNode) -> int:
     """Evaluations that the run file plans, for the algorithm and its baseline, and some to spare after a crash."""
     training = node.run.training
     every = training.evaluate_every or max(1, training.rounds // EVALUATIONS_IF_UNSET)
@@ -344,7 +348,7 @@ def evaluation_budget(node: Any) -> int:
     return 2 * planned + SPARE_EVALUATIONS
 
 
-def check_share(node: Any, current: JsonObject, fields: JsonObject) -> None:
+def check_share(node: ClientNode, current: JsonObject, fields: JsonObject) -> None:
     """The weight that the server names must follow from what all clients signed."""
     if current["peers"] is None:
         raise RequestError(f"client '{node.name}' has not seen its peers' keys yet.")
@@ -356,7 +360,9 @@ def check_share(node: Any, current: JsonObject, fields: JsonObject) -> None:
         )
 
 
-def mask_once(node: Any, known: JsonObject, payload: Payload, values: Callable[[int], np.ndarray]) -> torch.Tensor:
+def mask_once(
+    node: ClientNode, known: JsonObject, payload: Payload, values: Callable[[int], np.ndarray]
+) -> torch.Tensor:
     """[d] int64 under the masks of an attempt. The same request gets the same reply; another one with the same number
     is refused, because two vectors under one mask show their difference."""
     fields, current = payload.fields, known["session"]
@@ -385,7 +391,7 @@ def mask_once(node: Any, known: JsonObject, payload: Payload, values: Callable[[
     return torch.from_numpy(masked.view(np.int64).copy())
 
 
-def shared_seed(node: Any, current: JsonObject, other: str) -> bytes:
+def shared_seed(node: ClientNode, current: JsonObject, other: str) -> bytes:
     return secure_sums.pair_seed(
         bytes.fromhex(current["private"]),
         bytes.fromhex(current["peers"][other]["public"]),
@@ -396,7 +402,7 @@ def shared_seed(node: Any, current: JsonObject, other: str) -> bytes:
     )
 
 
-def handle_confirm(node: Any, payload: Payload) -> Payload:
+def handle_confirm(node: ClientNode, payload: Payload) -> Payload:
     """Sign who is in the sum, once for each attempt: `confirmed` names those of a sum that was opened before.
 
     An attempt that this client has not opened may be repeated over other clients: its masks stay on for ever."""
@@ -430,7 +436,7 @@ def handle_confirm(node: Any, payload: Payload) -> Payload:
     return Payload({"signature": signature} | share_answer(node, current, attempt))
 
 
-def share_answer(node: Any, current: JsonObject, attempt: JsonObject) -> JsonObject:
+def share_answer(node: ClientNode, current: JsonObject, attempt: JsonObject) -> JsonObject:
     """Return the answer to unmask under a fresh key, and an encrypted share of that key for each peer of the sum."""
     key, places = secrets.token_bytes(32), secure_sums.share_places(attempt["survivors"], node.name)
     threshold = secure_sums.share_threshold(len(attempt["survivors"]))
@@ -444,7 +450,7 @@ def share_answer(node: Any, current: JsonObject, attempt: JsonObject) -> JsonObj
     return {"shares": shares, "commitments": commitments, "sealed": secure_sums.encrypt(key, answer, node.name)}
 
 
-def _share_key(node: Any, current: JsonObject, sender: str, receiver: str) -> bytes:
+def _share_key(node: ClientNode, current: JsonObject, sender: str, receiver: str) -> bytes:
     peer = receiver if sender == node.name else sender
     return secure_sums.share_key(
         bytes.fromhex(current["private"]),
@@ -456,26 +462,26 @@ def _share_key(node: Any, current: JsonObject, sender: str, receiver: str) -> by
     )
 
 
-def unmask_answer(node: Any, current: JsonObject, attempt: JsonObject) -> JsonObject:
+def unmask_answer(node: ClientNode, current: JsonObject, attempt: JsonObject) -> JsonObject:
     """Return the client's own seed, and those that it shares with clients outside of the sum."""
     outside = [name for name in attempt["cohort"] if name not in attempt["survivors"]]
     return {"seed": attempt["seed"], "pairs": {other: shared_seed(node, current, other).hex() for other in outside}}
 
 
-def find_attempt(node: Any, current: JsonObject, payload: Payload) -> JsonObject:
+def find_attempt(node: ClientNode, current: JsonObject, payload: Payload) -> JsonObject:
     attempt = current["attempt"]
     if attempt is None or attempt["number"] != int(payload.fields["attempt"]):
         raise RequestError(f"client '{node.name}' has no sum under way with this number.")
     return attempt
 
 
-def handle_unmask(node: Any, payload: Payload) -> Payload:
+def handle_unmask(node: ClientNode, payload: Payload) -> Payload:
     """Reveal the seeds that take the masks off a sum that enough clients have confirmed."""
     current, attempt = open_confirmed(node, payload)
     return Payload(unmask_answer(node, current, attempt))
 
 
-def handle_recover(node: Any, payload: Payload) -> Payload:
+def handle_recover(node: ClientNode, payload: Payload) -> Payload:
     """Reveal the shares of peers that confirmed the same sum and went away; None where a peer's share does not fit its
     commitment."""
     current, attempt = open_confirmed(node, payload)
@@ -493,7 +499,7 @@ def handle_recover(node: Any, payload: Payload) -> Payload:
     return Payload({"shares": shares})
 
 
-def open_confirmed(node: Any, payload: Payload) -> tuple[JsonObject, JsonObject]:
+def open_confirmed(node: ClientNode, payload: Payload) -> tuple[JsonObject, JsonObject]:
     """Return the session and the attempt of a sum that this client and enough others have confirmed; the sum of its
     round is then fixed."""
     known = load_state(node)
@@ -521,7 +527,7 @@ def open_confirmed(node: Any, payload: Payload) -> tuple[JsonObject, JsonObject]
     return current, attempt
 
 
-REQUEST_HANDLERS: dict[str, Callable[[Any, Payload], Payload]] = {
+REQUEST_HANDLERS: dict[str, Callable[[ClientNode, Payload], Payload]] = {
     SECURE_KEYS: handle_keys,
     SECURE_PEERS: handle_peers,
     SECURE_UPDATE: handle_masked_update,

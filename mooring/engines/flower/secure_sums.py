@@ -30,7 +30,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ from mooring.engines.flower.messages import (
     Payload,
 )
 from mooring.engines.flower.messenger import ClientFailedError, Messenger
+from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 
 PROTOCOL_NAME = "mooring secure sum 3"
@@ -104,12 +105,12 @@ def join_shares(shares: Mapping[int, int]) -> bytes:
     return total.to_bytes(32, "big")
 
 
-def encrypt(key: bytes, content: bytes, context: Any) -> str:
+def encrypt(key: bytes, content: bytes, context: object) -> str:
     nonce = secrets.token_bytes(NONCE_BYTES)
     return (nonce + ChaCha20Poly1305(key).encrypt(nonce, content, canonical_bytes(context))).hex()
 
 
-def decrypt(key: bytes, text: str, context: Any) -> bytes:
+def decrypt(key: bytes, text: str, context: object) -> bytes:
     """Return the content; ValueError where it was encrypted with another key or in another context."""
     data = bytes.fromhex(text)
     try:
@@ -183,17 +184,17 @@ def unmask(
     return total
 
 
-def canonical_bytes(value: Any) -> bytes:
+def canonical_bytes(value: object) -> bytes:
     """The bytes that are signed: sorted JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def sign_survivors(private: bytes, value: Any) -> str:
+def sign_survivors(private: bytes, value: object) -> str:
     """A signature under a list of survivors by a session's Ed25519 key: there is one per client and sum."""
     return base64.b64encode(Ed25519PrivateKey.from_private_bytes(private).sign(canonical_bytes(value))).decode()
 
 
-def is_signed_by_session_key(public: bytes, value: Any, signature: Any) -> bool:
+def is_signed_by_session_key(public: bytes, value: object, signature: object) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(
             base64.b64decode(str(signature), validate=True), canonical_bytes(value)
@@ -203,11 +204,11 @@ def is_signed_by_session_key(public: bytes, value: Any, signature: Any) -> bool:
     return True
 
 
-def sign(private: ec.EllipticCurvePrivateKey, value: Any) -> str:
+def sign(private: ec.EllipticCurvePrivateKey, value: object) -> str:
     return base64.b64encode(private.sign(canonical_bytes(value), ec.ECDSA(hashes.SHA384()))).decode()
 
 
-def is_signed(public: ec.EllipticCurvePublicKey, value: Any, signature: Any) -> bool:
+def is_signed(public: ec.EllipticCurvePublicKey, value: object, signature: object) -> bool:
     try:
         public.verify(
             base64.b64decode(str(signature), validate=True), canonical_bytes(value), ec.ECDSA(hashes.SHA384())
@@ -417,7 +418,7 @@ def masked_vector(name: str, reply: Payload) -> np.ndarray:
     return found.numpy().astype(np.int64).view(np.uint64)
 
 
-def parse_seed(name: str, value: Any) -> bytes:
+def parse_seed(name: str, value: object) -> bytes:
     try:
         seed = bytes.fromhex(str(value))
     except ValueError:
@@ -427,7 +428,7 @@ def parse_seed(name: str, value: Any) -> bytes:
     return seed
 
 
-def check_secure_run(run: Any, options: FederationSection) -> None:
+def check_secure_run(run: RunFile, options: FederationSection) -> None:
     """Refuse what secure sums rule out: all that needs single messages."""
     from mooring.core.aggregation import MEAN
 

@@ -197,7 +197,7 @@ def exclude_clients(messenger: Messenger, names: tuple[str, ...], error: ClientE
 def agree_on_schema(messenger: Messenger, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
     """Return the schema of all clients' rows, from counts and sums, and notes."""
 
-    def ask(what: str, notes: Iterable[str] = (), **fields: Any) -> dict[str, ColumnStatistics]:
+    def ask(what: str, notes: Iterable[str] = (), **fields: object) -> dict[str, ColumnStatistics]:
         messages = {name: Payload(fields | {"notes": notes_visible_to(notes, name)}) for name in names}
         replies = messenger.ask_all(what, messages)
         return {name: ColumnStatistics.from_json(str(replies[name].fields["summary"])) for name in names}
@@ -271,7 +271,7 @@ def agree_or_reject(by_client: dict[str, ColumnStatistics], agree: Callable[[Col
         raise
 
 
-def can_agree(agree: Callable[[ColumnStatistics], Any], parts: list[ColumnStatistics]) -> bool:
+def can_agree(agree: Callable[[ColumnStatistics], object], parts: list[ColumnStatistics]) -> bool:
     try:
         agree(merge_statistics(parts))
     except (RequestError, *MALFORMED_ERRORS):
@@ -372,17 +372,17 @@ app = ServerApp()
 
 
 @app.main()
-def main(grid: Any, context: Context) -> None:
+def main(grid: object, context: Context) -> None:
     run_server_app(grid, context, run_federation)
 
 
-def run_server_app(grid: Any, context: Context, lead: Callable[..., Any]) -> None:
+def run_server_app(grid: object, context: Context, lead: Callable[..., object]) -> None:
     """Lead the run that Flower's context describes; end with the SuperLink, where that is killed."""
     end_with_parent(os.getppid())
     lead_run(LossDetectingGrid(grid), {key: str(value) for key, value in context.run_config.items()}, lead)
 
 
-def lead_run(grid: Any, config: Mapping[str, str], lead: Callable[..., Any] = run_federation) -> None:
+def lead_run(grid: Any, config: Mapping[str, str], lead: Callable[..., object] = run_federation) -> None:
     """Lead the run that `config` describes to its end, and write its progress to a file."""
     progress = ProgressFile(config.get("progress", ""))
     try:
@@ -429,7 +429,7 @@ class ProgressFile:
     def __init__(self, path: str):
         self.path = Path(path) if path else None
 
-    def append(self, **line: Any) -> None:
+    def append(self, **line: object) -> None:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")

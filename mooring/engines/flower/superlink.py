@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -155,7 +155,7 @@ def _base_url(address: str, ca: Path | None) -> str:
     return f"{'http' if ca is None else 'https'}://{address}"
 
 
-def _verification(ca: Path | None) -> Any:
+def _verification(ca: Path | None) -> ssl.SSLContext | bool:
     return True if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
