@@ -55,8 +55,10 @@ from mooring.algorithms.hyperparameters import (
     check_ranges,
     count_round,
     init_memory,
+    load_optimizer_state,
     resolve_auto,
     schedule,
+    store_optimizer_state,
 )
 from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.errors import RequestError
@@ -157,7 +159,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
-        zero, memory = torch.tensor(0), init_memory(self, task, w0)
+        zero, memory = torch.tensor(0), init_memory(self, task, w0, models=2)
         own = w0 if self.output == "own" else w0[:0]
         if self.output != "average":
             q = w0.new_zeros(0) if self.agnostic else None
@@ -180,14 +182,18 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
             return after, self.by_worst_mixture(message, server, task, data, round)
         begin = Mixture(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
-        for k, mixture in enumerate(self.local_steps(begin, task, data, round, client.memory)):
+        states = tuple(load_optimizer_state(self, task, client.v, client.memory, place) for place in (0, 1))
+        for k, mixture in enumerate(self.local_steps(begin, task, data, round, client.memory, states=states)):
             if self.output == "average":
                 now = before + k + 1
                 average = update_mean(average, mixture.v, share(self.shift, now - 1, now))
                 path = update_mean(path, mixture.w, share(self.shift, now - 1, now, begin=before))
         done = torch.full_like(client.done, round.t * self.steps)
         own = mixture.w if self.output == "own" else client.own
-        after = Client(mixture.v, mixture.alpha, average, done, count_round(client.memory), own)
+        memory = client.memory
+        for place, state in enumerate(states):
+            memory = store_optimizer_state(memory, state, place)
+        after = Client(mixture.v, mixture.alpha, average, done, count_round(memory), own)
         message = Message(mixture.w - server.w, path - server.w if self.output == "average" else None)
         return after, self.by_worst_mixture(message, server, task, data, round)
 
@@ -236,8 +242,10 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         round: Round,
         memory: Tensor | None = None,
         moves_w: bool = True,
+        states: tuple[Tensor, ...] = (),
     ) -> Iterator[Mixture]:
-        """The models after each local step; w stands still for clients that join after the training (Eq. 7)."""
+        """The models after each local step; w stands still for clients that join after the training (Eq. 7). `states`
+        are those of the optimizers of v and w, changed in place; (): fresh."""
         w, v, alpha = mixture
         batch, count, eta = schedule(self, data, round, memory)
         work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "trains_buffers": True}
@@ -245,7 +253,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         held_out = minibatches(task, data, round, slot=1, part="validation", **work)
         on_validation = self.adapt_on == "validation"
         adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
-        state_v, state_w = (self.rule.init(len(data), task.gradient_dim, v) for _ in range(2))
+        state_v, state_w = states or (self.rule.init(len(data), task.gradient_dim, v) for _ in range(2))
         for step in minibatches(task, data, round, **work):
             rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             u = mix_models(alpha, v, w)

@@ -18,6 +18,7 @@ from torch import Tensor
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields, describe_unknown
+from mooring.core.local_work import LocalWork
 from mooring.core.papers import expand_citations
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
@@ -54,6 +55,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     # Fields that `client_update` also takes as one number per client: runs that differ there are trained together.
     per_client_fields: ClassVar[tuple[str, ...]] = ()
     server_fields: ClassVar[tuple[str, ...]] = ()  # fields that only `server_update` uses
+    fixed_steps: ClassVar[str] = ""  # why an algorithm without the fields of `LocalWork` takes no optimizer
 
     @property
     def one_shot(self) -> bool:
@@ -210,7 +212,14 @@ def build(
     Classes that are at hand already are in `own`, by name.
     """
     cls = (own or {}).get(name) or find(name, copies)
-    check_fields(name, fields, _field_types(cls), f"mooring explain {name}")  # type: ignore[arg-type]
+    types = _field_types(cls)  # type: ignore[arg-type]
+    local = [field for field in fields if field in LocalWork.__dataclass_fields__ and field not in types]
+    if local and cls.fixed_steps:
+        raise RequestError(
+            f"{name}: '{local[0]}' does not apply, since {cls.fixed_steps}; use an algorithm of local steps, such as "
+            "fedavg, ditto or fedprox_personal."
+        )
+    check_fields(name, fields, types, f"mooring explain {name}")
     return cls(**fields)
 
 

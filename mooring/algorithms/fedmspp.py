@@ -84,6 +84,7 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
     paper: ClassVar[str] = "mspp, Algorithm 1"
     group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's proximal step on its minibatch"
+    fixed_steps: ClassVar[str] = "a local update is one proximal step, solved exactly or by descent"
     server_only: ClassVar[tuple[str, ...]] = ("drawn",)
 
     def __post_init__(self) -> None:

@@ -39,9 +39,11 @@ from mooring.algorithms.hyperparameters import (
     check_ranges,
     choose_inner_solver,
     count_round,
+    load_optimizer_state,
     parse_lam_field,
     resolve_auto,
     server_step_factor,
+    store_optimizer_state,
 )
 from mooring.algorithms.hyperparameters import schedule as local_work
 from mooring.core.cohort import CohortData, Round
@@ -128,8 +130,10 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         eta, steps = self.step_size(data, round, client.memory), self.work(data, round)
-        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps)
-        return Client(v, count_round(client.memory)), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
+        state = load_optimizer_state(self, task, w, client.memory)
+        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps, state=state)
+        memory = count_round(store_optimizer_state(client.memory, state))
+        return Client(v, memory), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
     def soft_local_sgd(
         self,
@@ -142,12 +146,14 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
         eta: StepSize,
         steps: int | Tensor,
         slot: int = 0,
+        state: Tensor | None = None,
     ) -> Tensor:
-        """Projected steps from v, pulled towards w; or the exact prox."""
+        """Projected steps from v, pulled towards w; or the exact prox. The optimizer's `state` is changed in place."""
         if self.inner == "exact":
             return require(task, HasProx).prox(w, lam, data.train.full(task), v)
         work: JsonObject = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
-        return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
+        work |= {"region": self.region, "rule": self.rule, "state": state}
+        return train(task, v, data, round, eta, pull=(lam, w), **work)[0]
 
     def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> StepSize:
         """eta_k of a local update."""

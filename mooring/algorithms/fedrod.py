@@ -12,13 +12,14 @@ B_i is L_i with log(n_ic) added to the score of class c, n_ic the client's rows 
 Symbols  w: Server.w    h_i: Client.v, added to the coefficients of the head
 Limits   the global model is FedAvg's where classes are balanced, or with balanced = false
 Departs  the heads are linear, so that the sum of their scores is the score of their sum. Losses other than log-loss and
-         heads without an intercept per class, are not balanced (B_i = L_i). A class without rows counts as 1e-9 rows
+         heads without an intercept per class, are not balanced (B_i = L_i). A class without rows counts as 1e-9 rows.
+         w_i and h_i have an optimizer each: gradients are clipped apart
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +29,10 @@ from mooring.algorithms.hyperparameters import (
     check_local_work,
     count_round,
     init_memory,
-    require_plain_sgd,
+    load_optimizer_state,
     resolve_auto,
     schedule,
+    store_optimizer_state,
     train_locally,
 )
 from mooring.algorithms.server_optimizers import (
@@ -40,13 +42,13 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
-from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
+from mooring.core.cohort import CohortData, Condensed, Round, Rows, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import set_buffers
 from mooring.core.task import Task, head_coefficients, trained_blocks
 from mooring.estimates.client_statistics import ClientStatistics
-from mooring.tasks.two_heads import add_personal_head
+from mooring.tasks.two_heads import TwoHeadedTask, add_personal_head
 
 ROWS_OF_ABSENT_CLASS = 1e-9
 
@@ -68,41 +70,62 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     def __post_init__(self) -> None:
         check_local_work(self)
         check_server_optimizer(self)
-        require_plain_sgd(self, "both heads move by plain SGD steps")
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedRoD:
         return resolve_auto(self, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(torch.zeros_like(w0), init_memory(self, task, w0))
+        return GlobalState(w0, init_moments(self, w0)), Client(
+            torch.zeros_like(w0), init_memory(self, task, w0, models=2)
+        )
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         prior = class_scores(task, data.train) if self.balanced else torch.zeros(())
-        w, h = server.w.expand(len(data), -1), client.v
+        w, h, memory = server.w.expand(len(data), -1), client.v, client.memory
         joint = add_personal_head(task, data.train)
-        if joint is not None:  # the generic head with the prior, which the personal head takes back
-            start = joint.join(w + prior, h - prior)
-            w, h = joint.split(train_locally(self, joint, start, data, round, client.memory)[0])
-            return Client(h + prior, count_round(client.memory)), w - prior - server.w
-        head = head_coefficients(task)
-        batch, count, eta = schedule(self, data, round, client.memory)
+        if joint is not None and self._moves_by_coefficient:
+            start = joint.join(w + prior, h - prior)  # the personal head takes the prior back
+            w, h = joint.split(train_locally(self, joint, start, data, round, memory)[0])
+            return Client(h + prior, count_round(memory)), w - prior - server.w
+        w, h, p = w.clone(), h.clone(), task.gradient_dim
+        states = [load_optimizer_state(self, task, w, memory, place) for place in (0, 1)]
+        batch, count, eta = schedule(self, data, round, memory)
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
-            rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, w)
-            if step.active is not None:
-                rate = rate * step.active[:, None]
-            own = torch.where(head, task.grad(w + h, step.batch), 0.0)
-            slope, buffers = task.train_grad(w + prior, step.batch)
-            balanced = slope - task.ridge * prior  # the ridge is on w only
-            w, h = set_buffers(task, w - rate * balanced, buffers), h - rate * own
-        return Client(h, count_round(client.memory)), w - server.w
+            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, w)
+            slope, own, buffers = two_head_gradients(task, joint, w, h, prior, step.batch)
+            for model, g, state in ((w, slope, states[0]), (h, own, states[1])):
+                self.rule.step(model[:, :p], g[:, :p], rate, state, step.active)
+            set_buffers(task, w, buffers)
+        for place, state in enumerate(states):
+            memory = store_optimizer_state(memory, state, place)
+        return Client(h, count_round(memory)), w - server.w
+
+    @property
+    def _moves_by_coefficient(self) -> bool:
+        """Whether a step of w and h is that of w + prior and h - prior, both being one model to the optimizer."""
+        rule = self.rule
+        return not (rule.weight_decay or rule.clip_grad or (rule.moments and self.optimizer_state == "keep"))
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return server.w + client.v
+
+
+def two_head_gradients(
+    task: Task, joint: TwoHeadedTask | None, w: Tensor, h: Tensor, prior: Tensor, batch: Condensed
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients [C, d] of B_i in w and of L_i(w + h) in h, and the buffers after the passes; by one pass of the
+    network with two heads, `joint`, where there is one."""
+    if joint is not None:
+        both, buffers = joint.train_grad(joint.join(w + prior, h - prior), batch)
+        return *joint.split(both), buffers
+    own = torch.where(head_coefficients(task), task.train_grad(w + h, batch)[0], 0.0)
+    slope, buffers = task.train_grad(w + prior, batch)
+    return slope - task.ridge * prior, own, buffers  # the ridge is on w only
 
 
 def class_scores(task: Task, rows: Rows) -> Tensor:

@@ -14,7 +14,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
-from mooring.core.optimizers import OPTIMIZERS
+from mooring.core.optimizers import ADAPTIVE_OPTIMIZERS, OPTIMIZERS
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, parse_lam, uniform_lam
 from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
 from mooring.core.task import HasProx, HasSolve, Task
@@ -31,6 +31,7 @@ NONSMOOTH_SCORE_STEP = 0.1  # of losses without curvature: the largest move of a
 MAX_LOSS_SHARE_OF_OTHERS = 0.1  # a client whose vote on the ridge costs the others more of their loss is left out
 MAX_SUMMABLE_LOSS = 1e250  # a loss whose sums stay finite
 NETWORK_LAM_PER_CURVATURE = 0.1  # lam = "auto" where the between-client variance is unknown, as a share of curvature
+ADAPTIVE_ETA = 1e-3  # eta = "auto" of Adam and AdamW, whose steps do not grow with gradients: torch.optim's default
 GEOMETRIC_SCHEDULES = ("steps", "rounds", "epochs")  # schedules that take a share off the step size
 SCHEDULES = ("inverse", *GEOMETRIC_SCHEDULES, "horizon", "cosine", "cosine_rounds")
 
@@ -96,7 +97,9 @@ def resolve_auto(algorithm: A, task: Task, statistics: ClientStatistics) -> A:
         changes["batch"] = auto_batch(task)
     if fields.get("lam") == "auto":
         changes["lam"] = auto_lam(task, statistics)
-    if fields.get("eta") == "auto":
+    if fields.get("eta") == "auto" and fields.get("optimizer") in ADAPTIVE_OPTIMIZERS:
+        changes["eta"] = ADAPTIVE_ETA
+    elif fields.get("eta") == "auto":
         resolved = fields | changes
         changes["eta"] = auto_eta(task, statistics, resolved.get("batch", 0), resolved.get("lam", 0.0))
     ready = dataclasses.replace(algorithm, **changes)
@@ -117,14 +120,28 @@ def check_lam_lengths(algorithm: object, task: Task, clients: int) -> None:
 
 
 def choose_inner_solver(algorithm: HasInnerSolver, task: Task, otherwise: str = "sgd") -> str:
-    """The field `inner`, "auto" being "exact" where the task has a prox that is not too expensive to take every round;
-    refuses "exact" where it has none."""
+    """The field `inner`, "auto" being "exact" where the task has a prox that is not too expensive to take every round
+    and no optimizer is asked for; refuses "exact" where the task has none."""
     if algorithm.inner == "exact" and not isinstance(task, HasProx):
         owner = type(algorithm).__name__
         raise RequestError(f"{owner}: task '{task.name}' has no exact prox; set inner = '{otherwise}'.")
+    steps = takes_optimizer_steps(algorithm, otherwise)
     if algorithm.inner != "auto":
         return algorithm.inner
-    return "exact" if isinstance(task, HasProx) and task.dim <= MAX_DENSE_PARAMETERS else otherwise
+    return "exact" if isinstance(task, HasProx) and task.dim <= MAX_DENSE_PARAMETERS and not steps else otherwise
+
+
+def takes_optimizer_steps(algorithm: HasInnerSolver, stepwise: str = "sgd") -> bool:
+    """Whether an optimizer other than plain SGD is asked for; refuses one for an `inner` other than "auto" and
+    `stepwise`, which would take no steps of it."""
+    if not isinstance(algorithm, LocalWork) or algorithm.rule.is_plain:
+        return False
+    if algorithm.inner not in ("auto", stepwise):
+        raise RequestError(
+            f"{type(algorithm).__name__}: inner = '{algorithm.inner}' takes no steps of an optimizer; leave optimizer, "
+            f"momentum, weight_decay and clip_grad at their defaults, or set inner = '{stepwise}'."
+        )
+    return True
 
 
 def auto_batch(task: Task) -> int:
@@ -225,15 +242,6 @@ def check_local_work(algorithm: LocalWork, *rules: str) -> None:
         raise RequestError(f"{owner}: nesterov needs momentum > 0.")
 
 
-def require_plain_sgd(algorithm: LocalWork, reason: str) -> None:
-    """Refuse optimizers for an algorithm whose steps are its own."""
-    if not algorithm.rule.is_plain:
-        raise RequestError(
-            f"{type(algorithm).__name__}: {reason}; leave optimizer, momentum, weight_decay and clip_grad at their "
-            "defaults, or use another algorithm."
-        )
-
-
 def schedule(
     algorithm: LocalWork, data: CohortData, round: Round, memory: Tensor | None = None
 ) -> tuple[int | None, Tensor, StepSize]:
@@ -322,20 +330,34 @@ def train_locally(
     trains, `terms` are those of `core.solvers.train`: a pull, a shift, a region, a slot.
     """
     batch, count, eta = schedule(algorithm, data, round, memory)
-    rule, state = algorithm.rule, None
-    size = 1 + rule.moments * task.gradient_dim
-    begin = 1 + place * size
-    if memory is None:
-        memory = w.new_zeros(len(data), 0)
-    if memory.shape[1] >= begin + size:
-        state = memory[:, begin : begin + size].clone()
-    v, state = train(
-        task, w, data, round, eta, batch=batch, steps=count, draws=algorithm.draws, rule=rule, state=state, **terms
-    )
-    if memory.shape[1] >= begin + size:
-        memory = memory.clone()
-        memory[:, begin : begin + size] = state
-    return v, memory
+    memory = w.new_zeros(len(data), 0) if memory is None else memory
+    state = load_optimizer_state(algorithm, task, w, memory, place)
+    work: JsonObject = {"batch": batch, "steps": count, "draws": algorithm.draws, "rule": algorithm.rule}
+    v, state = train(task, w, data, round, eta, state=state, **work, **terms)
+    return v, store_optimizer_state(memory, state, place)
+
+
+def load_optimizer_state(algorithm: LocalWork, task: Task, like: Tensor, memory: Tensor, place: int = 0) -> Tensor:
+    """[C, 1 + moments * p]: the optimizer's state of the `place`-th model that clients train, a copy of that in their
+    memory [C, s] or, where they keep none, a fresh one."""
+    fresh = algorithm.rule.init(len(memory), task.gradient_dim, like)
+    kept = _state_columns(fresh, memory, place)
+    return fresh if kept is None else memory[:, kept].clone()
+
+
+def store_optimizer_state(memory: Tensor, state: Tensor, place: int = 0) -> Tensor:
+    """The clients' memory [C, s] with an optimizer's state, if they keep any."""
+    kept = _state_columns(state, memory, place)
+    if kept is None:
+        return memory
+    memory = memory.clone()
+    memory[:, kept] = state
+    return memory
+
+
+def _state_columns(state: Tensor, memory: Tensor, place: int) -> slice | None:
+    begin = 1 + place * state.shape[1]
+    return slice(begin, begin + state.shape[1]) if memory.shape[1] >= begin + state.shape[1] else None
 
 
 def server_step_factor(algorithm: HasServerDecay, round: Round) -> float:

@@ -53,6 +53,7 @@ class KernelPath(Algorithm[Server, Client, Message]):
     norm: Auto = "path"  # |w_0 - truth|, for the stop
 
     group: ClassVar[str] = "global"
+    fixed_steps: ClassVar[str] = "its rounds are taken at once, in closed form"
     reveals: ClassVar[str] = (
         "each client's X'X/n and X'y/n (d x d and d numbers, sent once); only their weighted means are used, so secure "
         "aggregation hides a client's own"

@@ -56,6 +56,7 @@ class L2GD(Algorithm[Server, Client, Tensor]):
 
     paper: ClassVar[str] = "l2gd, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"
+    fixed_steps: ClassVar[str] = "its equations fix every step: gradient steps of size eta/(1 - q), then to the mean"
     full_participation: ClassVar[bool] = True
     new_client_method: ClassVar[str] = "prox"
 

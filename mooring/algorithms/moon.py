@@ -2,7 +2,7 @@
 
 Li, He, Song. Model-contrastive federated learning. CVPR 2021, Algorithm 1.
 
-    w_i = w after `steps` local SGD steps on  L_i(u) + mu mean_j -log( e^(sim(z_j, z_j^glob)/tau)
+    w_i = w after `steps` local steps on  L_i(u) + mu mean_j -log( e^(sim(z_j, z_j^glob)/tau)
                                               / (e^(sim(z_j, z_j^glob)/tau) + e^(sim(z_j, z_j^last)/tau)) )
     w  <- sum_i p_i w_i / sum_i p_i                       over the cohort
 
@@ -18,7 +18,7 @@ Departs  the representation is the input of the last layer, without a projection
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,10 @@ from mooring.algorithms.hyperparameters import (
     check_ranges,
     count_round,
     init_memory,
-    require_plain_sgd,
+    load_optimizer_state,
     resolve_auto,
     schedule,
+    store_optimizer_state,
 )
 from mooring.algorithms.server_optimizers import (
     GlobalState,
@@ -69,7 +70,6 @@ class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         check_local_work(self)
         check_server_optimizer(self)
         check_ranges(self, mu=(0, None), tau=(1e-6, None))
-        require_plain_sgd(self, "the contrastive loss moves by plain SGD steps")
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Moon:
         return resolve_auto(self, task, statistics)
@@ -81,16 +81,16 @@ class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         batch, count, eta = schedule(self, data, round, client.memory)
-        u = server.w.expand(len(data), -1)
+        u, p = server.w.expand(len(data), -1).clone(), task.gradient_dim
+        state = load_optimizer_state(self, task, u, client.memory)
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
-            rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, u)
-            if step.active is not None:
-                rate = rate * step.active[:, None]
+            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, u)
             g, buffers = task.train_grad(u, step.batch)
             if self.mu and has_representation(task):
                 g = g + self.mu * self._contrast_grad(task, u, server.w, client.v, step.batch)
-            u = set_buffers(task, u - rate * g, buffers)
-        return Client(u, count_round(client.memory)), u - server.w
+            self.rule.step(u[:, :p], g[:, :p], rate, state, step.active)
+            set_buffers(task, u, buffers)
+        return Client(u, count_round(store_optimizer_state(client.memory, state))), u - server.w
 
     def _contrast_grad(self, task: Task, u: Tensor, w: Tensor, last: Tensor, batch: Batch) -> Tensor:
         """[C, d]: the gradient of each client's contrastive loss, client by client."""

@@ -30,8 +30,10 @@ from mooring.algorithms.hyperparameters import (
     check_ranges,
     count_round,
     init_memory,
+    load_optimizer_state,
     resolve_auto,
     schedule,
+    store_optimizer_state,
 )
 from mooring.algorithms.server_optimizers import (
     GlobalState,
@@ -89,7 +91,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         batch, count, eta = schedule(self, data, round, client.memory)
         w = server.w.expand(len(data), -1).clone()
         p = task.gradient_dim
-        state = self.rule.init(len(w), p, w)
+        state = load_optimizer_state(self, task, w, client.memory)
         work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "trains_buffers": True}
         slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
@@ -100,7 +102,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
                 g = g - as_number(self.inner_eta) * hessian_product(task, w, third[0].batch, g)
             self.rule.step(w[:, :p], g[:, :p], rate, state, inner.active)
             set_buffers(task, w, buffers)
-        return Client(count_round(client.memory)), w - server.w
+        return Client(count_round(store_optimizer_state(client.memory, state))), w - server.w
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         return GlobalState(*apply_change(self, server.w, server.moments, mean))

@@ -12,7 +12,8 @@ Symbols  w: Server.w    v_i: Client.v, the paper's theta_i    w_i: during an upd
 Limits   lam -> infinity is FedAvg with step size eta; lam -> 0 is Local for the v_i, and w stands still; steps = 1 with
          full batches and exact inner solves is one-stage FedProx with gamma = eta
 Departs  the inner loop starts from the client's last v_i; only the cohort works, the paper lets all work and averages
-         some; eta = "auto" is 1/(lam steps), a full proximal step a round
+         some; eta = "auto" is 1/(lam steps), a full proximal step a round. An optimizer other than plain SGD takes the
+         inner steps, at inner_eta, its state lasting for a local update or kept; steps of w_i are as above
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from mooring.algorithms.hyperparameters import (
     count_round,
     init_memory,
     largest_lam,
+    load_optimizer_state,
     parse_lam_field,
-    require_plain_sgd,
     resolve_auto,
     schedule,
     server_step_factor,
+    store_optimizer_state,
 )
 from mooring.algorithms.server_optimizers import (
     SERVER_FIELDS,
@@ -52,7 +54,7 @@ from mooring.core.minibatches import minibatches
 from mooring.core.penalty import PenaltyOrRule, penalty_rows
 from mooring.core.solvers import descend_to_tolerance
 from mooring.core.task import HasProx, Task, require
-from mooring.core.types import Auto, as_number
+from mooring.core.types import Auto, JsonObject, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -84,7 +86,6 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         parse_lam_field(self, ("auto",))
         check_local_work(self)
         check_server_optimizer(self)
-        require_plain_sgd(self, "its local steps are proximal ones")
         check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
         check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
@@ -107,20 +108,23 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         batch, count, eta = schedule(self, data, round, client.memory)
         lam = penalty_rows(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
+        state = load_optimizer_state(self, task, v, client.memory)
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
             rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             if self.inner == "exact":
                 new_v = require(task, HasProx).prox(w, lam, step.batch, v)
             else:
-                new_v = descend_to_tolerance(
-                    task, v, step.batch, lam, w, as_number(self.inner_eta), tol=self.tol, most=self.inner_steps
-                )
+                before, inner_eta = state.clone(), as_number(self.inner_eta)
+                work: JsonObject = {"tol": self.tol, "most": self.inner_steps, "rule": self.rule, "state": state}
+                new_v = descend_to_tolerance(task, v, step.batch, lam, w, inner_eta, **work)
+                if step.active is not None:
+                    state = torch.where(step.active[:, None], state, before)
             new_w = w - rate * lam * (w - new_v)
             if step.active is not None:
                 new_w = torch.where(step.active[:, None], new_w, w)
                 new_v = torch.where(step.active[:, None], new_v, v)
             w, v = new_w, new_v
-        return Client(v, count_round(client.memory)), w - server.w
+        return Client(v, count_round(store_optimizer_state(client.memory, state))), w - server.w
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         decay = server_step_factor(self, round)

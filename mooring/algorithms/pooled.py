@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import check_local_work, check_ranges, resolve_auto, train_locally
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    count_round,
+    init_memory,
+    resolve_auto,
+    takes_optimizer_steps,
+    train_locally,
+)
 from mooring.core.cohort import Batch, CohortData, Condensed, HasSummary, Round, Rows
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
@@ -35,7 +43,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    pass
+    memory: Tensor  # [C, s], what training keeps between rounds: equal rows
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,12 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
         return self.inner == "exact"
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Pooled:
-        inner = ("exact" if isinstance(task, HasSolve) else "sgd") if self.inner == "auto" else self.inner
+        steps = takes_optimizer_steps(self) or not isinstance(task, HasSolve)
+        inner = ("sgd" if steps else "exact") if self.inner == "auto" else self.inner
         return resolve_auto(replace(self, inner=inner), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client()
+        return Server(w0), Client(init_memory(self, task, w0))
 
     def client_update(
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
@@ -70,7 +79,9 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
         if self.inner == "exact":
             w = require(task, HasSolve).solve(data.train.pooled(data.p))[0]
         else:
-            w = train_locally(self, task, server.w, pool_clients(data, round), round)[0][0]
+            pooled, memory = pool_clients(data, round), client.memory[:1]
+            models, memory = train_locally(self, task, server.w, pooled, round, memory)
+            w, client = models[0], Client(count_round(memory).expand_as(client.memory))
         return client, (w - server.w).expand(len(data), -1)
 
     def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:

@@ -12,12 +12,12 @@ Symbols  w, c: Server    c_i: Client.c
 Limits   the first round, with zero variates, is FedAvg's; with full gradients the fixed point is the minimizer of
          sum_i p_i L_i, whatever `steps` is
 Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes; the
-         server's step may fade by server_decay
+         server's step may fade by server_decay; weight_decay is that of the loss L_i + weight_decay/2 |w|^2
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -29,7 +29,6 @@ from mooring.algorithms.hyperparameters import (
     check_ranges,
     count_round,
     init_memory,
-    require_plain_sgd,
     resolve_auto,
     schedule,
     server_step_factor,
@@ -41,6 +40,7 @@ from mooring.algorithms.server_optimizers import (
     init_moments,
 )
 from mooring.core.cohort import CohortData, Round, broadcast_per_client
+from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.solvers import StepSize, sgd
 from mooring.core.task import Task
@@ -77,7 +77,12 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
     def __post_init__(self) -> None:
         check_local_work(self)
         check_server_optimizer(self)
-        require_plain_sgd(self, "its control variates are mean gradients of plain SGD")
+        if not replace(self.rule, weight_decay=0.0).is_plain or self.optimizer != "sgd":
+            raise RequestError(
+                f"{type(self).__name__}: its control variates are mean gradients, which steps show only if they are "
+                "plain SGD; use optimizer = 'sgd' without momentum and clip_grad, or fedavg or feddyn, which take any "
+                "optimizer."
+            )
         check_ranges(self, server_step=(0, None), server_decay=(0, None))
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Scaffold:
@@ -91,7 +96,7 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Message]:
         batch, count, eta = schedule(self, data, round, client.memory)
-        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws}
+        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "rule": self.rule}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
         return Client(c, count_round(client.memory)), Message(y - server.w, c - client.c)

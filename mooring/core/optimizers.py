@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+ADAPTIVE_OPTIMIZERS = ("adam", "adamw")
+OPTIMIZERS = ("sgd", *ADAPTIVE_OPTIMIZERS)
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 

@@ -161,6 +161,8 @@ def train(
             g = torch.addcmul(g, v - pull[1], broadcast_per_client(pull[0], v))
         if shift is not None:
             g = g + shift
+        if fixed is not None:
+            g = torch.where(fixed.mask, 0.0, g)  # they count in no norm
         rate = broadcast_per_client(size, v)
         if rule.is_plain:
             if region is None and step.active is None:
@@ -272,12 +274,16 @@ def descend_to_tolerance(
     *,
     tol: float,
     most: int,
+    rule: Optimizer = PLAIN_SGD,
+    state: Tensor | None = None,
 ) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 
     At most `most` steps; a client that is done rests while the others go on. The promise tol and what was reached are
-    told to the task. tol = 0 promises nothing: all steps are taken.
+    told to the task. tol = 0 promises nothing: all steps are taken. Steps are those of the optimizer `rule`, whose
+    `state` is changed in place.
     """
+    state = rule.init(len(v), task.gradient_dim, v) if state is None else state
     pull, rate = broadcast_per_client(lam, v), broadcast_per_client(eta, v)
     norm, live = torch.full((len(v),), torch.inf, dtype=v.dtype), torch.ones(len(v), dtype=torch.bool)
     for k in range(most + 1 if tol > 0 else most):
@@ -288,7 +294,12 @@ def descend_to_tolerance(
         live = ~(norm <= tol)  # a gradient that is nan has reached nothing
         if k == most or not bool(live.any()):
             break
-        moved = set_buffers(task, torch.addcmul(v, g, -rate), buffers)
+        if rule.is_plain:
+            moved = torch.addcmul(v, g, -rate)
+        else:
+            moved = v.clone()
+            rule.step(moved[:, :p], g[:, :p], rate, state, live)
+        moved = set_buffers(task, moved, buffers)
         v = moved if bool(live.all()) else torch.where(live[:, None], moved, v)
     if tol > 0:
         task.record_solve(norm, tol)

@@ -110,6 +110,8 @@ class NetworkTrainer:
                             g.addcmul_(mine.expand_as(g), row[:dim])
                         if len(goal):
                             g.sub_(goal)
+                        if fixed is not None and terms.rule.clip_grad:
+                            g.masked_fill_(fixed.mask[:dim], 0.0)  # they count in no norm
                         terms.rule.step(row[None, :dim], g[None], size, state)
                         if fixed is not None:
                             row[fixed.mask] = values[fixed.mask]
