@@ -142,14 +142,16 @@ def test_columns_that_bend_are_named_with_what_they_gain_on_held_out_rows():
     table = candidates(("linear", 0.0, 2.0), ("linear", 0.0, 2.5), ("spline", 0.6, 1.5), ("both", 0.4, 1.6))
     choice = choice_with([1.0])._replace(table=table)
     assert sentences.describe_shape(choice, "mse", 10.0) == (
-        "Effects are not linear: splines and a boosted score make held-out mse 25.0% lower than with linear columns "
-        "(15 instead of 20)."
+        "Effects are not linear: the best candidate with splines and a boosted score has a held-out mse that is 25.0% "
+        "lower than that of the best one with linear columns (15 instead of 20)."
     )
-    for columns, wanted in (("spline", "splines make held"), ("boosted", "a boosted score makes held")):
+    for columns, wanted in (("spline", "with splines has"), ("boosted", "with a boosted score has")):
         only = choice._replace(table=candidates(("linear", 0.1, 2.0), (columns, 0.9, 1.5)))
         assert wanted in sentences.describe_shape(only, "mse", 1.0)
     none = choice._replace(table=candidates(("linear", 1.0, 2.0), ("spline", 0.0, 1.9)))
     assert sentences.describe_shape(none, "mse", 1.0) == ""
+    worse = choice._replace(table=candidates(("linear", 0.6, 2.0), ("spline", 0.4, 2.01)))
+    assert sentences.describe_shape(worse, "mse", 1.0) == ""
 
 
 def test_names_that_read_as_counts_follow_the_word_client():

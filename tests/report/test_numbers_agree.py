@@ -137,7 +137,7 @@ def recompute(text):
             check(signed(number, word), value(mine), value(other))
             found += 1
     for number, word, mine, other in re.findall(
-        rf"{CHANGE}(?: than with linear columns)? \({NUMBER} instead of {NUMBER}\)", text
+        rf"{CHANGE}(?: than that of the best one with linear columns)? \({NUMBER} instead of {NUMBER}\)", text
     ):
         check(signed(number, word), value(mine), value(other))
         found += 1

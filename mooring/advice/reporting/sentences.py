@@ -123,11 +123,12 @@ def describe_shape(choice: Choice, metric: str, unit: float) -> str:
     parts = set(bent["columns"])
     used = {SPLINE: {SPLINE, PRODUCT, BOTH}, PRODUCT: {PRODUCT}, BOOSTED: {BOOSTED, BOTH}}
     kinds = [COLUMN_PHRASES[kind] for kind, sets in used.items() if parts & sets]
+    if not best < line:
+        return ""
     losses = f"{format_loss(unit * best)} instead of {format_loss(unit * line)}"
-    change = f"held-out {metric} {direction(100 * (1 - best / line))} than with linear columns ({losses})"
     return (
-        f"Effects are not linear: {join_words(kinds)} "
-        f"{'makes' if kinds == [COLUMN_PHRASES[BOOSTED]] else 'make'} {change}."
+        f"Effects are not linear: the best candidate with {join_words(kinds)} has a held-out {metric} that is "
+        f"{direction(100 * (1 - best / line))} than that of the best one with linear columns ({losses})."
     )
 
 
