@@ -27,7 +27,7 @@ from mooring.advice.inference.recommendation import (
 )
 from mooring.advice.new_clients.model_average import describe_average
 from mooring.advice.reporting.column_effects import measure_effects
-from mooring.advice.reporting.explanations import add_explanations, find_theory
+from mooring.advice.reporting.explanations import Explanation, add_explanations, explain_choice, find_theory
 from mooring.advice.reporting.learning_curve import LearningCurve, estimate_learning_curve
 from mooring.advice.reporting.sentences import write_sentences
 from mooring.advice.reporting.setting_summary import as_algorithm
@@ -216,11 +216,12 @@ def run_advice(
     """Choose, refit, evaluate, explain; folds are stored in the run directory, and the answer is written there last."""
     options, access = advice_options(job), access or RowAccess()
     theory: TheoryReport | None = None
+    explain = None if access.reads_rows else partial(explain_choice, job)
     if access.reads_rows or not options.theory:
-        job, choice, evidence = gather_evidence(job, directory, tell, access)
+        job, choice, evidence = gather_evidence(job, directory, tell, access, explain)
     else:  # the theory is that of linear columns: it does not wait for the choice of others
         steps: list[Callable[[], Any]] = [
-            partial(gather_evidence, job, directory, tell, access),
+            partial(gather_evidence, job, directory, tell, access, explain),
             partial(find_theory, job),
         ]
         rows = access.usable(job.clients).rows
@@ -230,9 +231,10 @@ def run_advice(
     recommendations = recommend(evidence.held, evidence.own, options.margin, options.level, evidence.fitted)
     models = recommended_models(choice, evidence.models, recommendations.recommended)
     frame = clients_frame(job, models, choice, evidence, recommendations)
-    fit = None
+    explanation: Explanation | None = evidence.explanation
     if isinstance(task, HasProx):
-        frame, fit = add_explanations(job, frame, choice, evidence.shape)
+        explanation = explanation or explain_choice(job, choice, evidence.shape)
+        frame = add_explanations(job, frame, choice, explanation)
         theory = find_theory(job) if options.theory and access.reads_rows else theory
     tell("explaining", 1, 2)
     summary = (
@@ -241,9 +243,10 @@ def run_advice(
         | evaluate_test_rows(job, evidence.models, models, access)
         | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, recommendations.recommended)}
     )
+    fit, varies = (None, None) if explanation is None else (explanation.fit, explanation.varies)
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
     effects = measure_effects(job, evidence.shape, models.global_, access.average_predictions)
-    headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve, effects)
+    headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve, effects, varies)
     table = lambda_path_table(choice, loss_scale(job))
     run = None if directory is None else directory.path
     answer = headline, words, run, access.writes_models

@@ -128,10 +128,11 @@ def test_columns_that_do_not_vary_within_clients_count_as_the_intercept():
     x = [np.column_stack([rng.normal(size=6), np.full(6, i)]) for i in range(3)]
     clients = from_arrays(x, [rng.normal(size=6) for _ in range(3)], features=("age", "town size"))
     job = SimpleNamespace(task=None, clients=clients)
-    found = sentences.describe_differences(job, choice_with([3.0, 4.0, 3.0]), None)
+    varies = sentences.varies_within(None, clients.train).any(0)
+    found = sentences.describe_differences(job, choice_with([3.0, 4.0, 3.0]), None, varies)
     assert found == "Clients differ mostly in the intercept (70%) and the effect of age (30%)."
-    assert sentences.describe_differences(job, choice_with([0.0, 0.0, 0.0]), None) == ""
-    assert sentences.describe_differences(job, choice_with([1.0])._replace(priors=[]), None) == ""
+    assert sentences.describe_differences(job, choice_with([0.0, 0.0, 0.0]), None, varies) == ""
+    assert sentences.describe_differences(job, choice_with([1.0])._replace(priors=[]), None, varies) == ""
 
 
 def candidates(*rows):

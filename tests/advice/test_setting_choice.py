@@ -26,6 +26,7 @@ from mooring.advice.evaluation.setting_choice import (
     Choice,
     choose_exceptions,
     choose_settings,
+    exception_pairs,
     list_candidates,
     most_likely_options,
     prior_probabilities,
@@ -152,13 +153,19 @@ def test_personal_models_are_the_average_of_the_mix():
     assert choice.mix[choice.plan] == max(choice.mix.values())
 
 
+def exceptions(losses):
+    """The clients' own choices of two settings, of which the first is the plan."""
+    saved, square = losses.apart(*exception_pairs(losses, [0, 1], 0.5))
+    return choose_exceptions(losses, [0, 1], 0.5, float(saved), float(square))
+
+
 def test_clients_leave_only_where_their_own_rows_are_sure():
     rng = torch.Generator().manual_seed(0)
     owner, fold = torch.arange(900) // 30, torch.arange(900) % 5
     loss = torch.rand(1, 900, generator=rng) + 0.02 * torch.rand(2, 900, generator=rng)
-    assert choose_exceptions(LossesByRow(loss, fold, owner, 30), [0, 1], 0.5) == {}
+    assert exceptions(LossesByRow(loss, fold, owner, 30)) == {}
     loss[0, owner < 6] += 1.0  # six clients lose much with the plan
-    assert choose_exceptions(LossesByRow(loss, fold, owner, 30), [0, 1], 0.5) == dict.fromkeys(range(6), 1)
+    assert exceptions(LossesByRow(loss, fold, owner, 30)) == dict.fromkeys(range(6), 1)
 
 
 def test_who_cannot_tell_keeps_the_plan():

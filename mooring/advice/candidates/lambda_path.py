@@ -64,7 +64,7 @@ def solve_path(
     scales: Sequence[float] | Tensor,
     shape: PullShape | None = None,
     ridge: float = 0.0,
-    start: Tensor | None = None,
+    start: PathPoint | None = None,
 ) -> Iterator[PathPoint]:
     """The path at `scales`, in that order; from tight to slack is the quickest. Newton's method begins at `start`."""
     shape = shape or PullShape()
@@ -319,15 +319,17 @@ def _newton(
     tight: Tensor,
     slack: Tensor | None,
     ridge: Tensor,
-    start: Tensor | None = None,
+    start: PathPoint | None,
 ) -> Iterator[PathPoint]:
     """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement.
 
     The clients' losses, gradients and Hessians at v are needed once for every point that is tried.
     """
     s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
-    w = torch.zeros(task.dim, dtype=task.dtype) if start is None else start.to(task.dtype)
+    w = torch.zeros(task.dim, dtype=task.dtype)
     z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    if start is not None:
+        w, z = start.w, torch.where(s > 0, (start.v - start.w) / s, 0.0)
     first, p = None, p.to(task.dtype)
     with rows.keep_batches():
         here = differentiate_losses(task, rows, w + s * z)

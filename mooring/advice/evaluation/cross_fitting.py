@@ -57,6 +57,10 @@ SLOW_FIT_OPERATIONS = 5e7  # rows times squared parameters: thousands of held-ou
 MIN_CHOOSING_ROWS = 500  # to choose by where fits are slow on few rows, too: nonsmooth losses
 
 
+FITTED_SETTINGS = "fitted settings"  # key in the cache of rows whose models by setting were stored
+Explain = Callable[[Choice, ShapedColumns | None], Any]
+
+
 class Evidence(NamedTuple):
     """All clients' models, fitted to all rows, and what rows show of them."""
 
@@ -66,6 +70,7 @@ class Evidence(NamedTuple):
     fitted: LossSums | None = None  # over the rows that the folds' models were fitted to; None: not evaluated
     shape: ShapedColumns | None = None  # the extra columns that the models use
     predictions: HeldOutPredictions | None = None  # of held-out rows; None where rows stay with their clients
+    explanation: Any = None  # what `explain` made of the choice
 
 
 class SplitRows(NamedTuple):
@@ -93,6 +98,7 @@ def cross_fit(
     access: RowAccess | None = None,
     varying: Tensor | None = None,
     linear_priors: Sequence[Prior] = (),
+    explain: Explain | None = None,
 ) -> tuple[Choice, Evidence]:
     """Choose by folds of all rows, evaluate the chosen models on them, and refit to all rows.
 
@@ -101,7 +107,7 @@ def cross_fit(
     compared in some folds only. Rows of one of the `groups` [N] are in one fold; with `times` [N] each fold is
     predicted from earlier rows only. With a `shaper` models may use extra columns. Coefficients that are not `varying`
     [d] are the same in all personal models. `linear_priors` are those of all rows and linear columns, if they are
-    known.
+    known. What `explain` makes of the choice and the columns is computed beside the evaluation.
     """
     tell("estimating how clients vary", 0, 1)
     access = access or RowAccess()
@@ -128,17 +134,25 @@ def cross_fit(
         choice = choice._replace(own=own)
     chosen = choice
     choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
+
+    def fit_all() -> tuple[ModelTriple, LossSums]:
+        models = fit_triple(task, all_rows, choice, priors, weights, sets)
+        return models, sum_losses(task, all_rows, models)
+
     steps: list[Callable[[], Any]] = [
         lambda: evaluate_folds(data, results, chosen, tell, access),
-        lambda: fit_triple(task, all_rows, choice, priors, weights, sets),
+        fit_all,
+        lambda: None if explain is None else explain(choice, shape),
     ]
-    ((held, fitted, predictions),), (models,) = all_rows.map_independent(lambda step: [step()], steps)
+    ((held, fitted, predictions),), ((models, own_sums),), (explanation,) = all_rows.map_independent(
+        lambda step: [step()], steps
+    )
     if len(choosers) < len(all_rows):
         held, fitted = (expand_sums(sums, choosers, len(all_rows)) for sums in (held, fitted))
     known = join_predictions(predictions, choosers)
     if known is not None and known.by_model[LOCAL].ndim == 1:
         known = known._replace(new_clients=predict_new_clients(task, all_rows, choice, priors, weights, sets))
-    return choice, Evidence(models, held, sum_losses(task, all_rows, models), fitted, shape, known)
+    return choice, Evidence(models, held, own_sums, fitted, shape, known, explanation)
 
 
 def split_rows(
@@ -227,6 +241,9 @@ def fit_triple(
 ) -> ModelTriple:
     """The local, global and personal models of a choice, fitted on these rows."""
     wanted = {choice.local, choice.global_, *choice.mix, *choice.own.values()}
+    fitted = rows.cache.get(FITTED_SETTINGS, {})
+    if wanted <= fitted.keys():
+        return assemble_triple(choice, fitted)
     models = {
         m.setting: m for m in fit_settings(task, rows, client_weights(rows, weights), sorted(wanted), priors, sets)
     }
@@ -254,7 +271,10 @@ def evaluate_folds(
     def evaluate(k: int) -> list[tuple[LossSums, LossSums, HeldOutPredictions | None]]:
         priors, part = fold_priors(choice.priors, results[k]), data.parts[k]
         models = fit_triple(data.task, part.train, choice, priors, data.weights, data.sets)
-        sums = (sum_losses(data.task, rows, models) for rows in (part.held, part.train))
+        parts = (part.held, part.train)
+        sums = (
+            sums for (sums,) in data.rows.map_independent(lambda rows: [sum_losses(data.task, rows, models)], parts)
+        )
         predictions = predict_held_out(data.task, part.held, models) if access.reads_rows else None
         return [(*sums, predictions)]  # type: ignore[list-item]
 

@@ -21,7 +21,7 @@ from mooring.advice.candidates.column_sets import (
 )
 from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation import fold_checkpoints
-from mooring.advice.evaluation.cross_fitting import Evidence, cross_fit
+from mooring.advice.evaluation.cross_fitting import Evidence, Explain, cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult
 from mooring.advice.evaluation.loss_sums import ModelTriple
 from mooring.advice.evaluation.networks import NetworkCheckpoint, network_evidence, network_folds
@@ -44,9 +44,12 @@ def advice_options(job: Job) -> AdviceSection:
 
 
 def gather_evidence(
-    job: Job, directory: RunDirectory | None, tell: OnProgress, access: RowAccess
+    job: Job, directory: RunDirectory | None, tell: OnProgress, access: RowAccess, explain: Explain | None = None
 ) -> tuple[Job, Choice, Evidence]:
-    """The job with the columns that the models use, the choice and the evidence. Test rows take no part."""
+    """The job with the columns that the models use, the choice and the evidence. Test rows take no part.
+
+    `explain` is that of `cross_fit`.
+    """
     task, clients, training, folds = job.task, job.clients, job.run.training, advice_options(job).folds
     stored = fold_checkpoints.read_folds(directory)
     if not isinstance(task, HasProx):
@@ -63,7 +66,7 @@ def gather_evidence(
     done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
     usable = access.usable(clients)
     shaper, priors = choose_shaper(job, usable, access)
-    split = usable.groups, usable.times, shaper, access, varying_coefficients(job), priors
+    split = usable.groups, usable.times, shaper, access, varying_coefficients(job), priors, explain
     weights, seed = clients.weighting(training.weights), training.seed
     choice, evidence = cross_fit(task, usable.rows, clients.keys, weights, seed, folds, done, save, tell, *split)
     return apply_shape(job, choice, evidence)

@@ -7,7 +7,7 @@ of a fold is a few tensors (`FoldResult`), so an interrupted run need not repeat
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mooring.advice.candidates.client_noise import estimate_noise
 from mooring.advice.candidates.client_prior import Prior, average_kinds, estimate_priors, positive_variance
 from mooring.advice.candidates.column_sets import LINEAR, ColumnSets, on_columns
-from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, fit_settings
+from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, SettingModels, fit_settings
 from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
@@ -28,6 +28,7 @@ from mooring.engines.progress import OnProgress
 from mooring.estimates.task_random_effects import MAX_DIAGONAL_COEFFICIENTS
 from mooring.tasks.linear import Linear
 
+T = TypeVar("T")
 SCREENING_FOLDS = 2  # after which candidates without a chance are dropped:
 MAX_LOG_LIKELIHOOD_DEFICIT = 20.0  # on these folds, to the best candidate
 REPORTED_SETTINGS = 3  # of the best local ones that are never dropped; nor are the global ones, which take one fit each
@@ -93,8 +94,8 @@ def fit_folds_in_memory(
         fold = done.get(k)
         if fold is None:
 
-            def evaluate(v: Tensor, held: Any = part.held) -> Tensor:
-                return row_losses(data.task, v, held).float()
+            def evaluate(models: SettingModels, held: Any = part.held) -> Tensor:
+                return row_losses(data.task, models.v, held).float()
 
             fold, losses = fit_fold(data, part, tried, near, evaluate)
             fold = fold._replace(loss=torch.stack(losses) if losses else torch.empty(0, len(part.place)))
@@ -200,9 +201,9 @@ def fit_fold(
     part: FoldSplit,
     settings: list[Setting],
     near: NearbyPriors,
-    evaluate: Callable[[Tensor], Tensor],
-) -> tuple[FoldResult, list[Tensor]]:
-    """All candidates on the fold's training rows, with priors of its own: what `evaluate` makes of their models [m, d].
+    evaluate: Callable[[SettingModels], T],
+) -> tuple[FoldResult, list[T]]:
+    """All candidates on the fold's training rows, with priors of its own: what `evaluate` makes of their models.
 
     For columns that no setting uses, the priors are those of all rows.
     """
@@ -227,7 +228,7 @@ def fit_fold(
         fold = fold._replace(variance=padded, noise=torch.stack([p.noise for p in priors]))
     weights = client_weights(part.train, data.weights)
     fits = fit_settings(data.task, part.train, weights, settings, priors, data.sets)
-    values = {models.setting: evaluate(models.v) for models in fits}
+    values = {models.setting: evaluate(models) for models in fits}
     return fold, [values[setting] for setting in settings]
 
 

@@ -9,7 +9,7 @@ apart   of pairs of settings, which may differ by fold and client: the sums over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -84,6 +84,7 @@ class LossesByModel:
     task: Task
     held: Sequence[Any]  # [folds], whom to ask
     models: Sequence[Tensor]  # [folds], each [m, settings, d]
+    known: dict[tuple[bytes, bytes], tuple[Tensor, Tensor]] = field(default_factory=dict)  # pairs that were asked for
 
     @cached_property
     def sums(self) -> Tensor:
@@ -97,6 +98,12 @@ class LossesByModel:
         return torch.stack([held.size for held in self.held])
 
     def apart(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = first.contiguous().numpy().tobytes(), second.contiguous().numpy().tobytes()
+        if pairs not in self.known:
+            self.known[pairs] = self._ask_apart(first, second)
+        return self.known[pairs]
+
+    def _ask_apart(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         def of_fold(k: int) -> list[Any]:
             rows = torch.arange(len(self.models[k]))[:, None]
             pair = (self.models[k][rows, which[:, k].T] for which in (first, second))  # each [m, pairs, d]

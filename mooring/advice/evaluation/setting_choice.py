@@ -164,10 +164,10 @@ def choose_settings(
     def best_of(*families: str) -> int:
         return min((k for k, s in enumerate(settings) if s.family in families), key=lambda k: float(mean[k]))
 
-    def errors(pairs: list[tuple[int, int]]) -> list[float]:
-        """Standard errors of the mean differences over rows."""
-        default, second = (torch.tensor(side)[:, None, None].expand(-1, *losses.count.shape) for side in zip(*pairs))
-        return [float(one) for one in standard_error(rows, *losses.apart(default, second))]
+    def pairs_with(setting: int, others: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Pairs [pairs, folds, m] of other settings with one."""
+        first = torch.tensor(others)[:, None, None].expand(-1, *losses.count.shape)
+        return first, torch.full_like(first, setting)
 
     places = [settings.index(setting) for setting in proposed]
     default = min(places, key=lambda k: float(mean[k])) if places else best_of(LAMBDA)
@@ -177,18 +177,23 @@ def choose_settings(
         plan = int(weight.argmax())
     else:
         plan, least = default, int(mean.argmin())
-        if float(mean[default] - mean[least]) > SWITCH_STANDARD_ERRORS * errors([(default, least)])[0]:
+        error = standard_error(rows, *losses.apart(*pairs_with(least, [default])))
+        if float(mean[default] - mean[least]) > SWITCH_STANDARD_ERRORS * float(error[0]):
             plan = least
         weight = (torch.arange(len(settings)) == plan).double()
     local, global_ = best_of(LOCAL), best_of(GLOBAL)
     options = list(dict.fromkeys([plan, *same_family_indices(settings, plan), local, global_]))
-    exception_indices = choose_exceptions(losses, options, loss_temperature(task, float(mean[plan]), scale))
+    heat = loss_temperature(task, float(mean[plan]), scale)
+    to_plan, to_exceptions = pairs_with(plan, range(len(settings))), exception_pairs(losses, options, heat)
+    gaps = losses.apart(*(torch.cat(pair) for pair in zip(to_plan, to_exceptions)))
+    errors, last = standard_error(rows, *gaps), [float(part[-1]) for part in gaps]
+    exception_indices = choose_exceptions(losses, options, heat, *last)
     table = pd.DataFrame(
         [{"family": s.family, "columns": s.columns, "value": s.value, "ridge": s.ridge} for s in settings]
     )
     table["loss"] = mean.numpy()
     table["worse"] = (mean - mean[plan]).numpy()
-    table["error"] = errors([(k, plan) for k in range(len(settings))])
+    table["error"] = errors[:-1].numpy()
     table["plan"] = np.arange(len(settings)) == plan
     table["weight"] = weight.numpy()
     mix = {settings[k]: float(weight[k]) for k in torch.nonzero(weight)[:, 0].tolist()}
@@ -253,16 +258,26 @@ def loss_temperature(task: Task, loss: float, dispersion: float = 1.0) -> float:
     return max(task.risk_per_loss * (dispersion if task.likelihood else loss), 1e-12)
 
 
-def choose_exceptions(losses: HeldOutLosses, options: list[int], heat: float) -> dict[int, int]:
-    """Which clients have another setting than the first one, the plan: its index among `options` by client."""
-    sums, rows = losses.sums[..., options], int(losses.count.sum())
-    total, which = sums.sum(0), torch.tensor(options)
-    pick = torch.stack(
-        [most_likely_options(-(total - sums[k]) / heat) for k in range(len(sums))]
-    )  # from the other folds
-    saved, square = losses.apart(which[torch.zeros_like(pick)][None], which[pick][None])
-    if not float(saved) / rows > EXCEPTION_STANDARD_ERRORS * float(standard_error(rows, saved, square)):
+def exception_pairs(losses: HeldOutLosses, options: list[int], heat: float) -> tuple[Tensor, Tensor]:
+    """One pair [1, folds, m] of settings: the plan, and what each client's other folds prefer among `options`."""
+    sums, which = losses.sums[..., options], torch.tensor(options)
+    total = sums.sum(0)
+    pick = torch.stack([most_likely_options(-(total - sums[k]) / heat) for k in range(len(sums))])
+    return which[torch.zeros_like(pick)][None], which[pick][None]
+
+
+def choose_exceptions(
+    losses: HeldOutLosses, options: list[int], heat: float, saved: float, square: float
+) -> dict[int, int]:
+    """Which clients have another setting than the first one, the plan: its index among `options` by client.
+
+    `saved` and `square` are how far the losses of `exception_pairs` are apart.
+    """
+    rows = int(losses.count.sum())
+    error = standard_error(rows, torch.tensor(saved).double(), torch.tensor(square).double())
+    if not saved / rows > EXCEPTION_STANDARD_ERRORS * float(error):
         return {}
+    total = losses.sums[..., options].sum(0)
     return {i: int(k) for i, k in enumerate(most_likely_options(-total / heat)) if int(k) != 0}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import BOOSTED, numeric_columns
 from mooring.advice.candidates.families import Setting
+from mooring.advice.evaluation.cross_fitting import FITTED_SETTINGS
 from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
 from mooring.advice.evaluation.held_out_losses import LossesByModel
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
@@ -64,12 +65,16 @@ class RemoteAccess(RowAccess):
     def fit_folds(
         data: FoldedRows, settings: list[Setting], choosing: int, near: NearbyPriors, *stored: object
     ) -> FoldFits:
-        """All settings in all folds side by side, without stored ones; losses are sums that clients send."""
+        """All settings in all folds side by side, without stored ones; losses are sums that clients send.
+
+        Steps of Newton's method are messages: the models are stored for `fit_triple`.
+        """
 
         def fit(k: int) -> list[tuple[FoldResult, Tensor]]:
-            tried = settings if k < choosing else []
-            fold, models = fit_fold(data, data.parts[k], tried, near, lambda v: v)
-            return [(fold, torch.stack(models, 1) if models else torch.empty(0))]
+            tried, rows = settings if k < choosing else [], data.parts[k].train
+            fold, fits = fit_fold(data, data.parts[k], tried, near, lambda models: models)
+            rows.cache[FITTED_SETTINGS] = {models.setting: models for models in fits}
+            return [(fold, torch.stack([models.v for models in fits], 1) if fits else torch.empty(0))]
 
         folds = [pair for (pair,) in data.rows.map_independent(fit, range(len(data.parts)))]
         results, models = zip(*folds)

@@ -8,7 +8,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import BOOSTED, BOTH, LINEAR, PRODUCT, SPLINE, ColumnSets, on_columns
+from mooring.advice.candidates.client_prior import Prior
+from mooring.advice.candidates.column_sets import BOOSTED, BOTH, LINEAR, PRODUCT, SPLINE, ColumnSets
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, MODEL_KINDS, PERSONAL
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.reporting.learning_curve import LearningCurve
@@ -42,6 +43,7 @@ def write_sentences(
     theory: TheoryReport | None,
     curve: LearningCurve | None,
     effects: Sequence[NamedValues] = (),
+    varies: Tensor | None = None,
 ) -> tuple[str, dict[str, str]]:
     """The headline, and the sentences behind it by what they are about."""
     sentences = {
@@ -53,7 +55,7 @@ def write_sentences(
         "fixed_terms": describe_fixed_terms(job, summary),
         "shape": describe_shape(choice, summary["metric"], job.clients.target_scale**job.task.unit_power),
         "effects": describe_effects(effects),
-        "differences": describe_differences(job, choice, shape),
+        "differences": describe_differences(job, choice, shape, varies),
         "test": describe_test_rows(summary),
         "theory": describe_theory(summary, theory),
     }
@@ -140,22 +142,28 @@ def describe_effects(effects: Sequence[NamedValues]) -> str:
     return f"The effects of {join_words(names)} are not linear, that of {names[0]} least."
 
 
-def describe_differences(job: Job, choice: Choice, shape: ShapedColumns | None) -> str:
+def prior_of_plan(choice: Choice) -> Prior | None:
+    """The prior that the plan uses, or the preferred one; None where clients do not vary."""
+    prior = find_prior(choice.plan, choice.priors) or (choice.priors[0] if choice.priors else None)
+    return None if prior is None or not float(prior.variance.sum()) > 0 else prior
+
+
+def describe_differences(job: Job, choice: Choice, shape: ShapedColumns | None, varies: Tensor | None) -> str:
     """The coefficients that make up most of the variation between clients; standardized columns make them comparable.
 
-    A column that does not vary within clients moves a client's intercept only, and counts as that.
+    A column that does not vary within clients (`varies`, of the prior's columns) moves a client's intercept only, and
+    counts as that.
     """
-    prior = find_prior(choice.plan, choice.priors) or (choice.priors[0] if choice.priors else None)
-    if prior is None or not float(prior.variance.sum()) > 0:
+    prior = prior_of_plan(choice)
+    if prior is None or varies is None:
         return ""
     clients, variance = job.clients, prior.variance.numpy()
-    at = on_columns(job.task, clients.train, None if shape is None else ColumnSets(job.task, shape), prior.columns)
     features = clients.features
     if shape is not None:
         features = tuple(clients.features[k] for k in ColumnSets(job.task, shape).columns[prior.columns])
     if len(variance) != len(features) + 1:
         return ""
-    inside = varies_within(None, at.rows).any(0).numpy()
+    inside = varies.numpy()
     share = variance / variance.sum()
     parts = {f"the effect of {name}": share[j] for j, name in enumerate(features) if inside[j]}
     parts["the intercept"] = 1 - sum(parts.values())
