@@ -7,6 +7,7 @@ A client's parameters are views of its row of v [C, d], so that an optimizer's s
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from threading import RLock
 from typing import Any
 
@@ -40,6 +41,8 @@ class NetworkTrainer:
         for name in task.frozen:
             named[name].requires_grad_(False)
         self.buffers = [(buffers[name], places[name]) for name in task.buffer_shapes]
+        self.own = [part.data for part, _ in self.parts]
+        self.flat: Tensor | None = None  # [parameters], the last gradient: allocated once, since it may be large
 
     def _is_tracked(self, layer: nn.Module) -> bool:
         names = {id(buffer) for name, buffer in self.module.named_buffers() if name in self.task.buffer_shapes}
@@ -58,11 +61,31 @@ class NetworkTrainer:
         for buffer, place in self.buffers:
             row[place] = buffer.flatten().to(row.dtype)
 
+    def release(self) -> None:
+        """Make the parameters tensors of their own again: rows of models are not held in memory."""
+        for (part, _), data in zip(self.parts, self.own):
+            part.data = data
+
     def gradient(self, x: Tensor, y: Tensor, key: Any) -> Tensor:
-        """[parameters]: the gradient of a minibatch's loss, its random numbers drawn from `key`."""
+        """[parameters]: the gradient of a minibatch's loss; it is overwritten by the next one."""
+        if self.flat is None:
+            self.flat = self.leaves[0].new_empty(self.dim)
+        grads = self.gradients_by_layer(x, y, key)
+        if len(self.moving) == len(self.leaves):
+            parts = [torch.zeros_like(p) if g is None else g for p, g in zip(self.leaves, grads)]
+            return torch.cat([g.flatten() for g in parts], out=self.flat)
+        self.flat.zero_()
+        for g, place in zip(grads, self.moving_places):
+            if g is not None:
+                self.flat[place] = g.flatten()
+        return self.flat
+
+    def gradients_by_layer(self, x: Tensor, y: Tensor, key: Any) -> Sequence[Tensor | None]:
+        """The gradients of a minibatch's loss in the parameters that move, random numbers drawn from `key`; None where
+        a parameter plays no part."""
         task = self.task
         if not len(y):
-            return self.leaves[0].new_zeros(self.dim)
+            return [None] * len(self.moving)
         single = len(y) == 1 and bool(self.buffers)  # one row has no variance: its statistics stay as they are
         for layer in self.tracked:
             layer.train(not single)
@@ -71,15 +94,7 @@ class NetworkTrainer:
             loss = task.minibatch_loss(self.call, x, y)
             grads = torch.autograd.grad(loss, self.moving, allow_unused=True)
         self.module.train() if single else None
-        if len(self.moving) == len(self.leaves):
-            return torch.cat(
-                [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(self.leaves, grads)]
-            )
-        out = self.leaves[0].new_zeros(self.dim)
-        for g, place in zip(grads, self.moving_places):
-            if g is not None:
-                out[place] = g.flatten()
-        return out
+        return grads
 
     def train(
         self, v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, terms: Any
@@ -93,10 +108,12 @@ class NetworkTrainer:
         index = torch.from_numpy(np.ascontiguousarray(place))
         with RANDOM_LOCK, device.fork_random_state():
             for c in range(len(v)):
-                row = device.load(begin[c].clone())
-                state = device.load(terms.state[c : c + 1])
+                if begin is not v:
+                    v[c] = begin[c]
+                row, state = device.load(v[c]), device.load(terms.state[c : c + 1])  # on the processor: those rows
                 mine, goal = (device.load(part[c if len(part) > 1 else 0]) for part in (held, towards))
                 pulled = mine.numel() > 1 or bool(mine.any())  # else a pass over all parameters is saved
+                by_layer = terms.rule.is_plain and not pulled and not len(goal) and fixed is None
                 self.load(row)
                 values = row.clone() if fixed is not None else row
                 for s in range(len(place)):
@@ -104,7 +121,13 @@ class NetworkTrainer:
                     if not size:
                         continue
                     x, y = rows.rows_at(index[s, c : c + 1, : n[s, c]])
-                    g = self.gradient(device.load(x[0]), device.load(y[0]), terms.keys[s, c])
+                    inputs = device.load(x[0]), device.load(y[0]), terms.keys[s, c]
+                    if by_layer:
+                        moves = [(p, g) for p, g in zip(self.moving, self.gradients_by_layer(*inputs)) if g is not None]
+                        with torch.no_grad():
+                            torch._foreach_sub_([p for p, _ in moves], [g for _, g in moves], alpha=size)
+                        continue
+                    g = self.gradient(*inputs)
                     with torch.no_grad():
                         if pulled:
                             g.addcmul_(mine.expand_as(g), row[:dim])
@@ -118,8 +141,9 @@ class NetworkTrainer:
                 self.store_buffers(row)
                 if fixed is not None:
                     row[fixed.mask] = values[fixed.mask]
-                v[c] = device.unload(row)
-                terms.state[c] = device.unload(state[0])
+                if not device.is_cpu:
+                    v[c], terms.state[c] = device.unload(row), device.unload(state[0])
+        self.release()
 
     def gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradients [C, d] in training mode at w, of each client's rows without padding, where those of buffers are 0;
@@ -135,6 +159,7 @@ class NetworkTrainer:
                 if bool(real.any()):
                     self.store_buffers(row)
                     after[c] = device.unload(row[self.dim :])
+        self.release()
         return out, after
 
     def draws_random_numbers(self, x: Tensor, y: Tensor) -> bool:
