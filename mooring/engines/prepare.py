@@ -167,6 +167,9 @@ def load_options(run: RunFile) -> JsonObject:
         options["weights"] = weights
     if run.mooring.purpose == "advise" and run.task.model is None and run.task.name != "module":
         options.setdefault("min_rows", 1)  # small clients are part of the prior, and pulled strongly
+    known = catalog.classes_by_name().get(run.task.name or "")
+    if known is not None and len(known.kinds) == 1:
+        options.setdefault("target_type", known.kinds[0])  # poisson fits counts, linear any number
     return options | {"seed": data_seed(run), "refuse_leaks": run.mooring.purpose == "advise"}
 
 

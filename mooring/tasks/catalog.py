@@ -110,7 +110,7 @@ def build(
     if kind not in cls.kinds:
         raise RequestError(
             f"task '{cls.name}' fits a target that is {' or '.join(cls.kinds)}, but this one is {kind}; "
-            f"use task '{AUTOMATIC[kind]}' or give target_type = {cls.kinds[0]!r}."
+            f"use --task {AUTOMATIC[kind]} or --target-type {cls.kinds[0]}."
         )
     given = {name: value for name, value in fields.items() if name not in NOT_SETTINGS}
     check_fields(f"task '{cls.name}'", given, field_types(cls))

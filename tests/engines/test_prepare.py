@@ -92,6 +92,15 @@ def test_tasks_follow_the_target_or_the_name():
         make_task(asked(training={"device": "cuda"}), linear_clients())
 
 
+@pytest.mark.parametrize(
+    ("task", "given", "kind"),
+    [("poisson", {}, "count"), ("absolute", {}, "regression"), ("auto", {}, None), ("logistic", {}, None),
+     ("poisson", {"target_type": "regression"}, "regression")],
+)  # fmt: skip
+def test_a_task_for_one_kind_of_target_decides_how_it_is_read(task, given, kind):
+    assert load_options(asked(task={"name": task}, **given)).get("target_type") == kind
+
+
 def test_networks_get_the_loss_of_their_target():
     def net(features, classes):
         return nn.Linear(features, max(classes, 1))

@@ -54,13 +54,13 @@ def test_fields_reach_the_task():
             "hinge",
             "regression",
             {},
-            "task 'hinge' fits a target that is binary, but this one is regression; use task 'l",
+            "task 'hinge' fits a target that is binary, but this one is regression; use --task l",
         ),
         (
             "linear",
             "binary",
             {},
-            "task 'linear' fits a target that is regression, but this one is binary; use task 'log",
+            "task 'linear' fits a target that is regression, but this one is binary; use --task log",
         ),
         (
             "hinge",
