@@ -26,7 +26,8 @@ T = TypeVar("T")
 MAX_PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
 SUMMARY_LOCK = RLock()  # summaries of a federation are computed once, whoever comes first
 CHUNK_CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
-MAX_NUMBERS_IN_ONE_BATCH = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
+MAX_NUMBERS_IN_ONE_BATCH = 100_000  # numbers up to which all clients are padded into one batch, whatever their sizes
+CACHED_BLOCK_SHARE = 1 / 64  # of MAX_PADDED_BYTES: blocks whose rows stay in the processor's cache
 KEPT_BATCHES = "batches"  # where rows keep their padded batches while several client functions use them
 
 
@@ -185,14 +186,14 @@ class Rows:
         index = torch.repeat_interleave(self.start - begin, self.size) + torch.arange(int(self.size.sum()))
         return Rows(self.x[index], self.y[index], begin, self.size)
 
-    def blocks(self, most: int | None = None, times: int = 1) -> list[Tensor]:
+    def blocks(self, most: int | None = None, times: float = 1) -> list[Tensor]:
         """Positions of all clients in blocks of similar size, so that padding a block wastes little.
 
         A block holds at most `most` clients and `times` PADDED_BYTES of padded rows, and nobody in it has less than
         half of the longest client's rows (beyond a floor of 16 rows). A formula of the sizes alone: equal data, equal
         blocks.
         """
-        room = times * MAX_PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
+        room = int(times * MAX_PADDED_BYTES) // max(self.x[:1].numel() * self.x.element_size(), 1)
         order = torch.argsort(self.size, stable=True)
         sizes = self.size[order].numpy()
         blocks, begin = [], 0
@@ -336,10 +337,11 @@ class Round(NamedTuple):
 
 
 def padded_batches(rows: Rows) -> list[tuple[Tensor, Batch]]:
-    """All rows in padded blocks of clients: one where that is small: there overhead counts, not padding."""
+    """All rows in padded blocks of clients, each small enough for the processor's cache; one block where all rows are
+    few: there overhead counts, not padding."""
     if len(rows) * int(rows.size.max()) * rows.x[:1].numel() <= MAX_NUMBERS_IN_ONE_BATCH:
         return [(torch.arange(len(rows)), rows.padded())]
-    return [(block, rows.select(block).padded()) for block in rows.blocks()]
+    return [(block, rows.select(block).padded()) for block in rows.blocks(times=CACHED_BLOCK_SHARE)]
 
 
 def broadcast_per_client(values: float | Tensor | np.ndarray, like: Tensor) -> Tensor:

@@ -24,11 +24,11 @@ def damped_newton(
     `direction(w, g)` solves (approximately) Hessian(w) s = g. A client stops once |gradient| <= tol * (1 + its first
     gradient's norm), tol a number or [C], or when no step lowers its value any more (the limit of the floating-point
     grid). One more step is taken from there: steps square the error near the end, so whether a gradient just met its
-    goal or just missed it, which rounding decides, no longer shows in the answer.
+    goal or just missed it, which rounding decides, no longer shows in the answer. `grad` and `direction` are mostly
+    called with the tensor that `value` was called with last, so that it may keep what it computed.
     """
     w = w.clone()
-    g = grad(w)
-    f = value(w)
+    f, g = value(w), grad(w)
     goal = tol * (1 + g.norm(dim=1))
     live = g.norm(dim=1) > goal
     for _ in range(most):
@@ -52,6 +52,7 @@ def damped_newton(
             trial_f = torch.where(good, value_at, trial_f)
             searching = searching & ~good
             if not bool(searching.any()):
+                trial_w = candidate
                 break
             rate = torch.where(searching, rate * STEP_SHRINK_FACTOR, rate)
         moved = live & ~searching
@@ -59,9 +60,12 @@ def damped_newton(
         # Within rounding of the minimum: the value no longer falls, and the gradient is down to its own rounding.
         rounded = (f - trial_f <= rounding) & (new_g.norm(dim=1) > 0.5 * g.norm(dim=1))
         keep = moved & ~((trial_f >= f) & (new_g.norm(dim=1) >= g.norm(dim=1)))
-        w = torch.where(keep[:, None], trial_w, w)
-        f = torch.where(keep, trial_f, f)
-        g = torch.where(keep[:, None], new_g, g)
+        if bool((keep | ~live).all()):  # a client that rests was not moved
+            w, f, g = trial_w, trial_f, new_g
+        else:
+            w = torch.where(keep[:, None], trial_w, w)
+            f = torch.where(keep, trial_f, f)
+            g = torch.where(keep[:, None], new_g, g)
         live = live & keep & ~rounded & (g.norm(dim=1) > goal)
     last = w - direction(w, g)
     closer = grad(last).norm(dim=1) <= g.norm(dim=1)  # false at nan

@@ -233,6 +233,10 @@ class Task(ABC):
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         """[C, d]: the gradient of `loss`, or a sub-gradient."""
 
+    def derivatives(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, gradient and Hessian, which a task may compute together; only for tasks with `HasHessian`."""
+        return self.loss(w, batch), self.grad(w, batch), require(self, HasHessian).hessian(w, batch)
+
     def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """[C, d], the gradient in training, and the buffers [C, d - gradient_dim] after its forward passes; None where
         the task has no buffers."""

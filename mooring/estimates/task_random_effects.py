@@ -119,6 +119,8 @@ def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffec
     if near is not None and (form == "scalar" or float(first.mean()) < MIN_VARIANCE):
         first = first.mean().clamp(min=MIN_VARIANCE)
     modes = [common.to(task.dtype).expand(len(n), -1)]
+    if near is not None and len(near.models) == len(n):
+        modes = [near.models.to(task.dtype)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
         fits, hessians = fit_penalized(task, rows, lam, modes[0], center=center)

@@ -71,12 +71,16 @@ class LinearScoreTask(Task):
         return rise.clamp(min=0)
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
-        data = self.row_loss(self.scores(w, batch.x), batch.y)
-        return (batch.weight * data).sum(1) + self.ridge / 2 * (w**2).sum(1)
+        return self._loss_at(self.scores(w, batch.x), w, batch)
+
+    def _loss_at(self, z: Tensor, w: Tensor, batch: Batch) -> Tensor:
+        return (batch.weight * self.row_loss(z, batch.y)).sum(1) + self.ridge / 2 * (w**2).sum(1)
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
-        slope = batch.weight * self.row_slope(self.scores(w, batch.x), batch.y)
-        return self._pull_back(batch.x, slope) + self.ridge * w
+        return self._grad_at(self.scores(w, batch.x), w, batch)
+
+    def _grad_at(self, z: Tensor, w: Tensor, batch: Batch) -> Tensor:
+        return self._pull_back(batch.x, batch.weight * self.row_slope(z, batch.y)) + self.ridge * w
 
     def _pull_back(self, x: Tensor, rows: Tensor) -> Tensor:
         """Sum over rows of x (and 1) times `rows` [C, B], as [C, d]."""
@@ -111,9 +115,15 @@ class SmoothScoreTask(LinearScoreTask):
 
     def hessian(self, w: Tensor, batch: Batch) -> Tensor:
         """[C, d, d]."""
-        x = self.design(batch.x)
-        bend = batch.weight * self.row_bend(self.scores(w, batch.x), batch.y)
-        return (bend[..., None] * x).mT @ x + self.ridge * torch.eye(self.dim, dtype=w.dtype)
+        return self._hessian_at(self.scores(w, batch.x), batch)
+
+    def _hessian_at(self, z: Tensor, batch: Batch) -> Tensor:
+        x, bend = self.design(batch.x), batch.weight * self.row_bend(z, batch.y)
+        return (bend[..., None] * x).mT @ x + self.ridge * torch.eye(self.dim, dtype=z.dtype)
+
+    def derivatives(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        z = self.scores(w, batch.x)
+        return self._loss_at(z, w, batch), self._grad_at(z, w, batch), self._hessian_at(z, batch)
 
     def dispersion_sums(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """[C] each: squares (d ell / d z)^2 and scales d^2 ell / d z^2, the two halves of the sandwich estimator."""

@@ -103,6 +103,20 @@ class Logistic(Task):
         scored = batch.weight[..., None] * self._residual(self.logits(w, batch.x), batch.y)
         return self._pull_back(batch.x, scored) + self.ridge * w
 
+    def derivatives(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, gradient and Hessian from the same probabilities."""
+        z, y = self.logits(w, batch.x), batch.y[..., None]
+        if self.scores == 1:
+            risk, prob = F.softplus(torch.where(y == 1, -z, z)), self.probabilities(z)
+            residual = prob[..., 1:] - y.to(z.dtype)
+        else:
+            total = torch.logsumexp(z, -1, keepdim=True)
+            risk, prob = total - z.gather(-1, y), (z - total).exp()  # quicker than softmax of few classes
+            residual = prob.scatter_add(-1, y, z.new_full((), -1).expand_as(y))
+        loss = (batch.weight * risk[..., 0]).sum(1) + self.ridge / 2 * (w**2).sum(1)
+        grad = self._pull_back(batch.x, batch.weight[..., None] * residual) + self.ridge * w
+        return loss, grad, self._hessian_at(prob, batch)
+
     def step_in_place(self) -> InPlaceStep | None:
         return self._step
 
@@ -127,21 +141,23 @@ class Logistic(Task):
 
     def hessian(self, w: Tensor, batch: Batch) -> Tensor:
         """[C, d, d]."""
+        return self._hessian_at(self.predict(w, batch.x), batch)
+
+    def _hessian_at(self, prob: Tensor, batch: Batch) -> Tensor:
         x = torch.cat([batch.x, torch.ones_like(batch.x[..., :1])], -1) if self.intercept else batch.x
-        prob = self.predict(w, batch.x)
         if self.scores == 1:
             curvature = batch.weight * prob[..., 0] * prob[..., 1]
             h = (curvature[..., None] * x).mT @ x
         else:
             # sum of weight (diag(p) - p p') (x) x x'. Rows of w run over features first and scores second, then the
             # intercepts: the same order here.
-            shape = (len(w), x.shape[2], self.scores, x.shape[2], self.scores)
+            shape = (len(x), x.shape[2], self.scores, x.shape[2], self.scores)
             share = batch.weight[..., None] * prob
             mixed = (x[..., None] * prob[..., None, :]).flatten(2)
             h = -(batch.weight[..., None] * mixed).mT @ mixed
             own = (x[..., None] * share[..., None, :]).flatten(2).mT @ x  # [C, features and scores, features]
             h.view(shape).diagonal(dim1=2, dim2=4).add_(own.view(shape[:4]).permute(0, 1, 3, 2))
-        return h + self.ridge * torch.eye(self.dim, dtype=w.dtype)
+        return h + self.ridge * torch.eye(self.dim, dtype=x.dtype)
 
     def solve(self, batch: Batch) -> Tensor:
         """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken

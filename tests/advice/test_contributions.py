@@ -8,6 +8,7 @@ from scipy.stats import false_discovery_control
 from mooring.advice.candidates.client_prior import estimate_priors
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, SIZE, Setting, fit_settings
 from mooring.advice.candidates.lambda_path import ridge_mask
+from mooring.advice.evaluation.setting_choice import select_priors
 from mooring.advice.folds import row_losses
 from mooring.advice.reporting.contributions import (
     estimate_contributions,
@@ -46,7 +47,7 @@ def test_what_a_client_brings_is_what_refitting_without_it_costs(kind, setting):
     owner = torch.repeat_interleave(torch.arange(8), held.size)
     for i in (0, 5):
         rest = torch.tensor([k for k in range(8) if k != i])
-        part = [] if prior is None else [prior._replace(noise=prior.noise[rest])]
+        part = [] if prior is None else select_priors([prior], rest)
         v = fit.v.clone()
         v[rest] = next(fit_settings(task, rows.select(rest), p[rest], [setting], part)).v
         change = (row_losses(task, v, held) - with_all)[owner != i].mean()

@@ -8,7 +8,14 @@ import torch
 from sklearn.linear_model import QuantileRegressor
 
 from mooring.advice.candidates.families import fit_global_model, fit_local_models
-from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, PullShape, initial_curvature, ridge_mask, solve_path
+from mooring.advice.candidates.lambda_path import (
+    LAMBDA_SCALES,
+    PathPoint,
+    PullShape,
+    initial_curvature,
+    ridge_mask,
+    solve_path,
+)
 from mooring.advice.candidates.lambda_path_iterative import (
     RELATIVE_GRADIENT_TOLERANCE,
     solve_envelope_path,
@@ -47,14 +54,18 @@ def slopes(task, rows, v):
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("shaped", [False, True])
-def test_every_point_is_stationary(name, shaped):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_every_point_is_stationary(name, shaped, elsewhere):
     task, clients = TASKS[name]()
     rows, p, ridge = clients.train, clients.weights(), 0.05
     slack = torch.linspace(0, 2, task.dim, dtype=torch.float64)
     shape = PullShape(1 / rows.size.double(), slack) if shaped else PullShape()
     tight = torch.ones(len(rows)).double() if not shaped else shape.tight
     slack = torch.ones(task.dim).double() if not shaped else slack
-    for point in solve_path(task, rows, p, [50.0, 1.0, 0.05], shape, ridge):
+    start = PathPoint(
+        1.0, torch.ones(task.dim).double(), torch.linspace(-1, 1, len(rows) * task.dim).double().view(-1, task.dim)
+    )
+    for point in solve_path(task, rows, p, [50.0, 1.0, 0.05], shape, ridge, start if elsewhere else None):
         g, gap = slopes(task, rows, point.v), point.v - point.w
         assert float((p @ g + ridge * ridge_mask(task) * point.w).norm()) < 1e-6
         assert float(gap[:, slack == 0].abs().sum()) == 0

@@ -84,8 +84,8 @@ def assert_same_advice(apart, here, close=CLOSE):
     """Recommendations and words are equal, models to `close`, improvements, which are differences of losses, to 1e-6 or
     ten times `close`.
 
-    Newton's method ends with the step after a gradient of `lambda_path.RELATIVE_GRADIENT_TOLERANCE` = 1e-4; another
-    start changes models by about the square of that over the curvature, which ridges keep above 1e-4."""
+    Newton's method ends with the step after a predicted decrease of `lambda_path.NEWTON_TOLERANCE`, and the next one
+    would be about its square: another start changes models by that over their curvature."""
     order = [apart.job.clients.names.index(name) for name in here.job.clients.names]
     for which in ("local", "personal", "recommended"):
         torch.testing.assert_close(

@@ -27,6 +27,8 @@ def test_gradient_and_hessian_equal_finite_differences(problem):
     task, clients = PROBLEMS[problem]()
     rows, w, step = clients.train.padded(), at(*PROBLEMS[problem]()), 1e-6
     grad, hessian = task.grad(w, rows), task.hessian(w, rows)
+    for together, apart in zip(task.derivatives(w, rows), (task.loss(w, rows), grad, hessian), strict=True):
+        torch.testing.assert_close(together, apart)
     for j in range(task.dim):
         shift = torch.zeros_like(w)
         shift[:, j] = step

@@ -68,6 +68,8 @@ def test_gradient_curve_and_hessian_equal_finite_differences(name):
     task = SMOOTH[name]
     rows, w, step = batch_of(task)[0], at(task, scale=0.5), 1e-6
     grad, hessian = task.grad(w, rows), task.hessian(w, rows)
+    for together, apart in zip(task.derivatives(w, rows), (task.loss(w, rows), grad, hessian), strict=True):
+        torch.testing.assert_close(together, apart)
     for j in range(task.dim):
         shift = torch.zeros_like(w)
         shift[:, j] = step

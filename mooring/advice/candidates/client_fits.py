@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
-from mooring.core.task import HasHessian, HasProx, Task, require
+from mooring.core.task import HasProx, Task, require
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense, proximal_newton
 
@@ -27,7 +27,7 @@ class LossDerivatives(NamedTuple):
 @client_function
 def differentiate_losses(task: Task, batch: Batch, v: Tensor) -> LossDerivatives:
     """L_i with its gradient and Hessian at v_i."""
-    return LossDerivatives(task.loss(v, batch), task.grad(v, batch), require(task, HasHessian).hessian(v, batch))
+    return LossDerivatives(*task.derivatives(v, batch))
 
 
 @client_function

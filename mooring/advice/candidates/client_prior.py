@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.column_sets import LINEAR
-from mooring.advice.candidates.lambda_path import PullShape, ridge_mask
+from mooring.advice.candidates.lambda_path import PathPoint, PullShape, ridge_mask
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
 from mooring.estimates.random_effects import RandomEffects, deviance_gain
@@ -34,10 +34,16 @@ class Prior(NamedTuple):
     clients: Tensor  # [k], their indices
     columns: str = LINEAR  # the set of columns that it is of (`column_sets.py`)
     law: Any = None  # how the clients' noises vary (`noise.NoiseLaw`); None: they have the same
+    models: Tensor | None = None  # [m, d], posterior means
 
     def shape(self, n: Tensor) -> PullShape:
         """The lambdas that this prior proposes, at scale 1."""
         return PullShape(self.noise / n.double().clamp(min=1), self.variance)
+
+    @property
+    def start(self) -> PathPoint | None:
+        """The posterior means, from which fits to much the same rows take few steps."""
+        return None if self.models is None else PathPoint(1.0, self.spread.center, self.models)
 
 
 def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) -> list[Prior]:
@@ -65,7 +71,9 @@ def make_priors(estimates: list[SampledRandomEffects], m: int) -> list[Prior]:
     for spread, clients in estimates:
         noise = torch.full((m,), float(spread.noise.mean()), dtype=torch.float64)
         noise[clients] = spread.noise
-        out.append(Prior(spread.form, spread.variance, noise, spread, clients))
+        models = spread.center.repeat(m, 1)
+        models[clients] = spread.models
+        out.append(Prior(spread.form, spread.variance, noise, spread, clients, models=models))
     return out
 
 

@@ -14,6 +14,7 @@ pulled families.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import LINEAR, ColumnSets
 from mooring.advice.candidates.lambda_path import (
     MAX_CLIENTS_PER_BLOCK,
+    PathPoint,
     cached_moments,
     eigen_moments,
     is_wide,
@@ -100,31 +102,54 @@ def _fit_columns(
 ) -> Iterator[SettingModels]:
     """The models of settings on the same columns."""
     by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in priors}
+    settings = sorted(settings, key=_from_tight_to_slack)
     unpulled = [setting for setting in settings if setting.family not in PULLED_FAMILIES]
     pulled = [setting for setting in settings if setting.family in PULLED_FAMILIES]
     fits = [
         list(group) for _, group in groupby(unpulled, lambda s: s._replace(value=0.0) if s.family == MIXTURE else s)
     ]
-    groups = [list(chain.from_iterable(part)) for part in rows.split_chain(fits, task.dim**2)]
-    for _, path in groupby(pulled, lambda s: (s.family, s.ridge)):
-        groups += rows.split_chain(list(path), task.dim**2)
+    paths = [
+        part
+        for _, path in groupby(pulled, lambda s: (s.family, s.ridge))
+        for part in rows.split_chain(list(path), task.dim**2)
+    ]
+    chains = [*rows.split_chain(fits, task.dim**2), *rows.split_chain(paths, 1)]
+    first = priors[0].start if priors else None
 
-    def solve(group: list[Setting]) -> Iterator[SettingModels]:
-        if group[0].family not in PULLED_FAMILIES:
-            yield from fit_unpulled(task, rows, p, group)
+    def solve(groups: list[list[Setting]]) -> Iterator[SettingModels]:
+        """The models of a chain of fits or of paths, each from where an earlier one ended."""
+        if groups[0][0].family not in PULLED_FAMILIES:
+            yield from fit_unpulled(task, rows, p, list(chain.from_iterable(groups)), first)
             return
-        family, ridge = group[0].family, group[0].ridge
-        shape = by_family[family].shape(rows.size) if family in by_family else None
-        for setting, point in zip(group, solve_path(task, rows, p, [s.value for s in group], shape, ridge)):
-            yield SettingModels(setting, point.w, point.v)
+        start = first
+        near: dict[tuple[str, float], PathPoint] = {}
+        for group in groups:
+            prior = by_family.get(group[0].family)
+            shape = None if prior is None else prior.shape(rows.size)
+            start = near.get((group[0].family, group[0].value), start)
+            points = solve_path(task, rows, p, [s.value for s in group], shape, group[0].ridge, start)
+            for setting, point in zip(group, points):
+                near[setting.family, setting.value] = start = point
+                yield SettingModels(setting, point.w, point.v)
 
-    for models in rows.map_independent(solve, filter(None, groups)):
-        yield from models
+    is_iterated = is_dense(task) and not isinstance(task, Linear)
+    with rows.keep_batches() if is_iterated else nullcontext():
+        for models in rows.map_independent(solve, filter(None, chains)):
+            yield from models
 
 
-def fit_unpulled(task: Task, rows: ClientRows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
+def _from_tight_to_slack(setting: Setting) -> tuple[str, float, float, float]:
+    """The order in which each setting is the quickest start of the next of its family."""
+    return setting.family, -setting.ridge, -setting.own_ridge, -setting.value
+
+
+def fit_unpulled(
+    task: Task, rows: ClientRows, p: Tensor, settings: list[Setting], start: PathPoint | None = None
+) -> Iterator[SettingModels]:
     """Global models, local models, and mixtures of the two."""
     last: dict[str, Tensor] = {}  # where the next of a kind are looked for
+    if start is not None:
+        last = {GLOBAL: start.w.to(task.dtype), LOCAL: start.v.to(task.dtype)}
 
     @cache
     def global_model(ridge: float) -> Tensor:

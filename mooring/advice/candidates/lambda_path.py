@@ -32,7 +32,7 @@ from mooring.tasks.proximal import is_dense
 
 LAMBDA_SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a path, in units of the clients' curvature
 MIN_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
-RELATIVE_GRADIENT_TOLERANCE = 1e-4  # from which Newton's next step, which squares it, is the last
+NEWTON_TOLERANCE = 1e-8  # predicted decrease of the objective from which Newton's next step, which squares it, is last
 GRADIENT_TOLERANCE = 1e-10  # the same of the global model, absolute
 WIDE_RIDGE_SHARE = 1e-9  # of the mean eigenvalue, which stands in for undetermined directions of wide tables,
 WIDE_REFINEMENTS = 4  # and is taken back by as many steps of refinement
@@ -329,8 +329,9 @@ def _newton(
     w = torch.zeros(task.dim, dtype=task.dtype)
     z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     if start is not None:
-        w, z = start.w, torch.where(s > 0, (start.v - start.w) / s, 0.0)
-    first, p = None, p.to(task.dtype)
+        w, v = start.w.to(task.dtype), start.v.to(task.dtype)
+        z = torch.where(s > 0, (v - w) / s, 0.0)
+    p = p.to(task.dtype)
     with rows.keep_batches():
         here = differentiate_losses(task, rows, w + s * z)
         for scale in scales:
@@ -341,8 +342,7 @@ def _newton(
                 here = differentiate_losses(task, rows, w + s * z)
             value = _objective(here, p, pull, ridge, w, z)
             for _ in range(MAX_NEWTON_STEPS):
-                dw, dz, size = _newton_step(here, p, s, pull, ridge, w, z)
-                first = size if first is None else max(first, size)
+                dw, dz, decrease = _newton_step(here, p, s, pull, ridge, w, z)
                 rate, moved = 1.0, False
                 for _ in range(MAX_HALVINGS):
                     ahead = differentiate_losses(task, rows, w - rate * dw + s * (z - rate * dz))
@@ -354,7 +354,7 @@ def _newton(
                 if not moved:
                     break
                 w, z, value, here = w - rate * dw, z - rate * dz, new, ahead
-                if size <= RELATIVE_GRADIENT_TOLERANCE * (1 + first):
+                if decrease <= NEWTON_TOLERANCE * (1 + abs(value)):
                     break
             yield PathPoint(scale, w, w + s * z)
 
@@ -367,10 +367,10 @@ def _objective(here: LossDerivatives, p: Tensor, pull: Tensor, ridge: Tensor, w:
 def _newton_step(
     here: LossDerivatives, p: Tensor, s: Tensor, pull: Tensor, ridge: Tensor, w: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, float]:
-    """The steps of w and z, and the size of the gradient in w and, per client, in z."""
+    """The steps of w and z, and twice the decrease that they would bring if the losses were quadratic."""
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype)
-    schur, slope, square = torch.diag(ridge), ridge * w, 0.0
+    schur, slope = torch.diag(ridge), ridge * w
     solutions = []
     for block in torch.arange(len(z)).split(max(1, MAX_HESSIAN_NUMBERS // dim**2)):
         share, g, h = p[block], here.slope[block], here.hessian[block]
@@ -384,11 +384,10 @@ def _newton_step(
         both = torch.cholesky_solve(torch.cat([sh, gz[..., None]], 2), factor)
         schur = schur + torch.einsum("c,cij->ij", share, h - sh.mT @ both[..., :-1])
         slope = slope + share @ (g - (sh.mT @ both[..., -1:])[..., 0])
-        square += float(share @ (gz**2).sum(1)) + float((share @ g) @ (share @ g))
-        solutions.append((block, both))
-    square += float((ridge * w) @ (ridge * w))
+        solutions.append((block, both, gz))
     dw = _solve_symmetric(schur, slope)
-    dz = torch.zeros_like(z)
-    for block, both in solutions:
+    dz, decrease = torch.zeros_like(z), float((ridge * w + p @ here.slope) @ dw)
+    for block, both, gz in solutions:
         dz[block] = both[..., -1] - (both[..., :-1] @ dw)
-    return dw, dz, (square + float(slope @ slope)) ** 0.5
+        decrease += float(p[block] @ (gz * dz[block]).sum(1))
+    return dw, dz, decrease

@@ -134,7 +134,10 @@ def _settings_on(
 
 def select_priors(priors: Sequence[Prior], asked: Tensor) -> list[Prior]:
     """The priors for some of the clients."""
-    return [prior._replace(noise=prior.noise[asked]) for prior in priors]
+    return [
+        prior._replace(noise=prior.noise[asked], models=None if prior.models is None else prior.models[asked])
+        for prior in priors
+    ]
 
 
 def client_weights(rows: ClientRows, weights: str | Tensor) -> Tensor:

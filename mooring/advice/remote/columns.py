@@ -23,7 +23,7 @@ from torch import Tensor
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper, boosting_of, limit_splines
 from mooring.advice.candidates.families import score_linear
-from mooring.advice.candidates.lambda_path import PathPoint, solve_path
+from mooring.advice.candidates.lambda_path import solve_path
 from mooring.advice.folds import FoldSplit
 from mooring.advice.reporting.column_effects import MeanPredictions, sampled_places, value_grid
 from mooring.core.client_functions import rows_function
@@ -108,13 +108,11 @@ def make_remote_shaper(
         return None
     shape, width = ShapedColumns(rows.x.shape[1], splines), rows.x.shape[1]
     noise = prior.noise.mean().expand(len(rows))
-    near = PathPoint(1.0, prior.spread.center.to(task.dtype), prior.spread.models.to(task.dtype))
-    start = near if len(near.v) == len(rows) else None
 
     def screen(k: int) -> list[CandidateMoments]:
         train, held = parts[2 * k], parts[2 * k + 1]
         pull = prior._replace(noise=noise).shape(train.size)
-        path = solve_path(task, train, train.size.double(), [1.0], pull, ridge, start)
+        path = solve_path(task, train, train.size.double(), [1.0], pull, ridge, prior.start)
         settings = {"pairs": torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2), "inputs": torch.tensor(width)}
         with_splines = held.map_columns(shape) if splines else held
         return [sum_candidate_moments(task, with_splines, next(path).v, **settings)]
