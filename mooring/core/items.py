@@ -64,6 +64,16 @@ class DatasetItems:
             random.setstate(states[1])
 
 
+def find_items(x: Any) -> tuple[TensorItems | DatasetItems, int] | None:
+    """The items of a tuple or dictionary of arrays [N, ...] or of a data set, and their number; None for one array."""
+    if isinstance(x, Mapping) or (isinstance(x, tuple) and all(hasattr(part, "__array__") for part in x)):
+        tensors = [torch.as_tensor(part) for part in (x.values() if isinstance(x, Mapping) else x)]
+        inputs = dict(zip(x, tensors)) if isinstance(x, Mapping) else tuple(tensors)
+        return TensorItems(inputs), min((len(part) for part in tensors), default=0)
+    is_data_set = hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, list | tuple | str)
+    return (DatasetItems([x]), len(x)) if is_data_set and not hasattr(x, "__array__") else None
+
+
 def split_item(item: Inputs) -> tuple[Inputs, Inputs]:
     """(inputs, target) of an item or a batch: the last of a tuple, or the entry of a dictionary that is called so."""
     if isinstance(item, Mapping):

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.errors import RequestError
+from mooring.core.items import TensorItems, find_items
 from mooring.core.score_sentences import describe_scores
+from mooring.core.task import Task
 from mooring.core.types import JsonObject
 from mooring.data.clients import REGRESSION
 from mooring.engines.coefficients import coefficient_table, read_scaling
@@ -127,11 +129,11 @@ class FitResult:
         return self.trained.models[names.index(client)]
 
     def predict(self, x: object, client: str | None = None) -> Tensor:
-        """Predictions at rows x by a client's model (default: the global one); a regression in the target's units."""
-        w = self._model(client)
-        inputs = torch.as_tensor(x)
-        inputs = inputs.to(self.job.task.dtype) if inputs.dtype.is_floating_point else inputs
-        return to_target_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
+        """Predictions at rows x by a client's model (default: the global one); a regression in the target's units.
+
+        x is an array or, for a network, a tuple or dictionary of arrays that it takes, or a data set of items (x, y).
+        """
+        return to_target_units(self.job.clients, predict_arrays(self.job.task, self._model(client), x))
 
     def module(self, client: str | None = None) -> nn.Module:
         """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
@@ -160,6 +162,18 @@ def as_json(result: FitResult | RunDirectory) -> JsonObject:
     path = result.path if isinstance(result, RunDirectory) else result.run
     clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDirectory) else result.clients
     return {"summary": result.summary, "clients": clients.to_dict("records"), "run": str(path)}
+
+
+def predict_arrays(task: Task, w: Tensor, x: object) -> Tensor:
+    """Predictions of the model w [d] for rows x: see `FitResult.predict`."""
+    found = find_items(x) if isinstance(task, NetworkTask) else None
+    if isinstance(task, NetworkTask) and found is not None:
+        return task.predict_items(w, *found)
+    inputs = torch.as_tensor(x)
+    inputs = inputs.to(task.dtype) if inputs.dtype.is_floating_point else inputs
+    if isinstance(task, NetworkTask) and task.items is not None:  # its rows are numbers of items
+        return task.predict_items(w, TensorItems(inputs), len(inputs))
+    return task.predict(w[None], inputs[None])[0]
 
 
 def to_target_units(clients: Any, prediction: Tensor) -> Tensor:

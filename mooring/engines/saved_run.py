@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
 from mooring.core.errors import RequestError
@@ -23,7 +22,7 @@ from mooring.data.schema import Schema
 from mooring.data.tables import suggest_name
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
-from mooring.engines.fit_result import to_target_units
+from mooring.engines.fit_result import predict_arrays, to_target_units
 from mooring.engines.predict import choose_method, predict_rows, read_schema, stored_intervals, stored_recommendations
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
@@ -129,9 +128,7 @@ class SavedRun:
         `advise`.
         """
         if not (self.directory.path / SCHEMA_FILE).exists():
-            x = torch.as_tensor(source)
-            x = x.to(self.task.dtype) if x.dtype.is_floating_point else x
-            answers = self.task.predict(self.vector(client)[None], x[None])[0]
+            answers = predict_arrays(self.task, self.vector(client), source)
             return to_target_units(SimpleNamespace(**self.saved.task), answers)
         frame, notes = predict_rows(
             self.task,

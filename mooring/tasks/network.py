@@ -585,6 +585,12 @@ class NetworkTask(Task):
             return torch.sigmoid(output)
         return (output - self.mean) / self.scale if self.units == TARGET_UNITS else output
 
+    def predict_items(self, w: Tensor, items: Any, count: int) -> Tensor:
+        """[N, ...]: what `predict` returns of a model w [d] for the inputs of the first `count` items."""
+        reader = copy.copy(self)
+        reader.items, reader.is_structured = items, True
+        return reader.predict(w[None], torch.arange(count)[None])[0]
+
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         w, batch = self._here(w, batch)
         with torch.no_grad():
