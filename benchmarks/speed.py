@@ -10,7 +10,9 @@ contains environments with `fedjax`, `pfl` and `flower` (made by `benchmarks/pee
 environment are marked. With --write the table is written to docs/performance.md, with a plot beside it. The run takes
 ten minutes on two idle cores. The rows:
 
-    softmax, mlp, cnn   a round of FedAvg: 100 clients (30 for cnn), 20 steps, batches of 20
+    softmax, mlp, cnn   a round of FedAvg: 100 clients (30 for cnn), 20 steps, batches of 20; cnn with 2 threads, too
+    resnet              the same for ResNet-18 with BatchNorm: 10 clients, 2 steps; its round is to take at most 1.1
+                        times the loop's time
     fedprox             the same for one-stage FedProx with 20 local steps, against FedAvg
     apfl                a round of APFL on the same network, against fedjax's, which has a mixture per layer
     exact               1,000 clients of 50 rows and 20 features: one-stage FedProx until w moves by less than 1e-8,
@@ -34,12 +36,13 @@ import torch
 from benchmarks.speed_measure import Row, measure, table
 from benchmarks.speed_page import write
 from benchmarks.speed_tables import advised, exact, lambdas, population, sweeps
-from benchmarks.speed_training import apfl, cnn, fedprox, mlp, softmax
+from benchmarks.speed_training import apfl, cnn, fedprox, mlp, resnet, softmax
 
 CONTESTS = {
     "softmax": softmax,
     "mlp": mlp,
     "cnn": cnn,
+    "resnet": resnet,
     "fedprox": fedprox,
     "apfl": apfl,
     "exact": exact,
