@@ -172,7 +172,7 @@ class NetworkTask(Task):
             raise RequestError("the model has lazy layers, whose shapes follow from rows: give `sample`, some of them.")
         self.accepted = inspect.signature(made.forward).parameters
         with torch.no_grad():
-            self._call(made.eval(), self.sample)
+            self.call_module(made.eval(), self.sample)
 
     @property
     def has_own_loss(self) -> bool:
@@ -230,7 +230,7 @@ class NetworkTask(Task):
                 self.stacks = not self.by_client and self._can_stack(layers, x) and not self.convolutional
         return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
 
-    def _call(self, call: Callable[..., Any], x: Tensor) -> Any:
+    def call_module(self, call: Callable[..., Any], x: Tensor) -> Any:
         """What a network answers at rows x [B, ...], or at the items that x numbers."""
         inputs = x if self.items is None else map_tensors(self.items.take(x), self.device.load)
         inputs = map_tensors(inputs, lambda part: part.to(self.dtype) if part.dtype.is_floating_point else part)
@@ -262,7 +262,7 @@ class NetworkTask(Task):
         if self.is_structured is None or self.items is not None:
             with torch.no_grad(), CALLING:
                 try:
-                    output = self._call(self.module, x[:2])
+                    output = self.call_module(self.module, x[:2])
                 except FORWARD_ERRORS as error:
                     raise self._explain(x, error) from error
                 self.is_structured = self.items is not None or not isinstance(output, Tensor)
@@ -302,10 +302,10 @@ class NetworkTask(Task):
             return functional_call(self.module, parameters, args, named)
 
         if self.items is None:
-            return self._main_output(self._call(call, rows))
+            return self._main_output(self.call_module(call, rows))
         with RANDOM_LOCK, self.device.fork_random_state():
             torch.manual_seed(0)  # of data sets that draw random numbers
-            return torch.cat([self._main_output(self._call(call, part)) for part in rows.split(EVALUATED_ITEMS)])
+            return torch.cat([self._main_output(self.call_module(call, part)) for part in rows.split(EVALUATED_ITEMS)])
 
     def _can_stack(self, layers: dict[str, Tensor], x: Tensor) -> bool:
         """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
@@ -331,7 +331,7 @@ class NetworkTask(Task):
 
     def minibatch_loss(self, module: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
-        return self.output_loss(self._call(module, x), y)
+        return self.output_loss(self.call_module(module, x), y)
 
     def output_loss(self, output: Any, y: Tensor) -> Tensor:
         """The loss of what a network returned for a minibatch with targets y [B, ...]."""
@@ -360,7 +360,7 @@ class NetworkTask(Task):
             return functional_call(self.module, single, args, named)
 
         def losses(x: Tensor, y: Tensor) -> Tensor:
-            output = self._call(call, x)
+            output = self.call_module(call, x)
             whole = main_output(output) if isinstance(self.batch_loss, nn.Module) else output
             return self.row_loss(whole, self._own_units(y))
 
@@ -489,7 +489,7 @@ class NetworkTask(Task):
             self._probe(x[0], y[0])
             handle = layer.register_forward_hook(hook)
             try:
-                return self._call(self.module, self.device.load(x[0]))
+                return self.call_module(self.module, self.device.load(x[0]))
             finally:
                 handle.remove()
 
@@ -556,7 +556,9 @@ class NetworkTask(Task):
         for c in range(len(w)):
             module.load(w[c])
             with torch.enable_grad():
-                loss = (batch.weight[c] * self._loss_of_one(self._call(module.module, batch.x[c]), batch.y[c])).sum()
+                loss = (
+                    batch.weight[c] * self._loss_of_one(self.call_module(module.module, batch.x[c]), batch.y[c])
+                ).sum()
                 module.put_gradient(loss, out[c])
 
     def _is_structured(self, batch: Batch) -> bool:

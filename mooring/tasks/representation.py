@@ -15,7 +15,8 @@ def has_representation(task: Task) -> bool:
 
 
 def represent(task: NetworkTask | Task, w: Tensor, x: Tensor) -> Tensor:
-    """[B, k]: the representations of rows x [B, ...] by the network with parameters w [d], in evaluation mode."""
+    """[B, k]: the representations of rows x [B, ...], or of the items that x numbers, by the network with parameters w
+    [d], in evaluation mode."""
     network: NetworkTask = task  # type: ignore[assignment]  # a metered network is one, too
     device = network.device
     layers = {name: part[0] for name, part in network.layers(device.load(w)[None]).items()}
@@ -24,7 +25,7 @@ def represent(task: NetworkTask | Task, w: Tensor, x: Tensor) -> Tensor:
     seen: list[Tensor] = []
     hook = network.module.get_submodule(last).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:
-        functional_call(network.module, layers, (device.load(x.to(network.dtype)),))
+        network.call_module(lambda *args, **named: functional_call(network.module, layers, args, named), device.load(x))
     finally:
         hook.remove()
     return device.unload(seen[-1].flatten(1))
