@@ -10,6 +10,7 @@ row. A single client gives the same numbers as its rows within a pooled table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -193,6 +194,15 @@ def find_nearest_cell(frame: pd.DataFrame, rows: np.ndarray, column: str, near: 
         return near
     values = frame[column].to_numpy(float, na_value=np.nan)[rows]
     return float(values[np.nanargmin(np.abs(values - near))]) if np.isfinite(values).any() else near
+
+
+def name_own_cells(frame: pd.DataFrame, sentence: str) -> str:
+    """Return a sentence on a client's own outlier with the cell itself, which others know as a rounded extreme."""
+    found = re.search(r"column '(.+)': about (\S+) lies", sentence)
+    if found is None or found[1] not in frame.columns:
+        return sentence
+    cell = find_nearest_cell(frame, np.ones(len(frame), dtype=bool), found[1], float(found[2]))
+    return sentence.replace(f"about {found[2]} lies", f"{cell:.6g} lies")
 
 
 def agree_on_schema(

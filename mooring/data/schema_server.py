@@ -252,8 +252,8 @@ def find_outlier_cells(
         limits = (centre - stretch * unit, centre + stretch * unit)
         for i in np.flatnonzero(refused | (has_values & stray & (distance > stretch))):
             client, value = survey.clients[i], extreme[i]
-            cell = value if find_cell is None else find_cell(client, name, float(value))
-            location = f"client '{client}', column '{name}': {cell:.6g} lies"
+            cell = f"about {value:.6g}" if find_cell is None else f"{find_cell(client, name, float(value)):.6g}"
+            location = f"client '{client}', column '{name}': {cell} lies"
             distance_text = f"{distance[i]:,.0f} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
             end = (
                 "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "

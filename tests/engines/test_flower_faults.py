@@ -273,8 +273,8 @@ def test_suspicious_values_are_reported_to_their_client_only(table, tmp_path, cl
     grid.fate = lambda message, node, number: requests.append((node, from_records(message.content).fields)) or "fine"
     run_federation(run, grid, tmp_path / "run")
     assert {name for name, _ in heard} == {"site 3"}
-    assert any("column 'a': -1000 lies" in sentence for _, sentence in heard)
-    assert {node for node, words in requests if "-1000" in str(words)} == {104}
+    assert any("column 'a': -999 lies" in sentence for _, sentence in heard)
+    assert {node for node, words in requests if "about -1000 lies" in str(words)} == {104}
     assert any("'red' and 'RED' differ in case" in sentence for _, sentence in heard)
 
 

@@ -38,7 +38,7 @@ from mooring.data.data_warnings import find_suspicious_values
 from mooring.data.loading import table_digest
 from mooring.data.rare_categories import hide_rare_levels, reveal_levels
 from mooring.data.schema import Schema
-from mooring.data.schema_client import count_values, parse_table, sum_squares, survey_table
+from mooring.data.schema_client import count_values, name_own_cells, parse_table, sum_squares, survey_table
 from mooring.data.schema_server import SchemaPlan
 from mooring.engines import local_update
 from mooring.engines.fit_files import describe_task, with_resolved
@@ -136,7 +136,8 @@ def handle_spread(node: ClientNode, payload: Payload) -> Payload:
     plan, draft = SchemaPlan.model_validate(payload.fields["plan"]), Schema.model_validate(payload.fields["draft"])
     reading = parse_table(node.member, plan)
     odd = find_suspicious_values(reading.columns, reading.target, node.member.roles.target)
-    for sentence in [*payload.fields.get("notes", ()), *(suspicion.sentence for suspicion in odd)]:
+    notes = [name_own_cells(node.member.table.frame, str(note)) for note in payload.fields.get("notes", ())]
+    for sentence in [*notes, *(suspicion.sentence for suspicion in odd)]:
         node.report(sentence)
     return summary_payload(sum_squares(node.member, draft, reading))
 
