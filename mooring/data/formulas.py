@@ -30,6 +30,8 @@ MODULE_FUNCTIONS = {
 }
 EXTRAPOLATION = ", extrapolation='clip'"  # a spline is constant beyond the range of the training rows
 INTERCEPT = "Intercept"
+STATEFUL = frozenset((*SPLINES, "poly", "center", "scale", "standardize"))  # they learn from the rows,
+FIXED_SPLINE = {"knots", "lower_bound", "upper_bound"}  # but for `bs` with these arguments
 
 
 class MixedFormula(NamedTuple):
@@ -146,6 +148,41 @@ def _check_expression(expression: str, text: str) -> None:
             )
 
 
+def refuse_stateful_terms(text: str) -> None:
+    """Refuse a formula with a transformation that learns from all rows, for clients that keep theirs."""
+    formula = parse_formula(text)
+    for part in (formula.fixed, formula.random or "1"):
+        for term in _list_terms(parse_terms(part, text)):
+            for factor in term.factors:
+                expression = re.sub(r"`[^`]*`", "column", str(factor.expr))
+                calls = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Call)]
+                for call in calls if factor.eval_method.value == "python" else ():
+                    name = getattr(call.func, "id", "")
+                    is_fixed = name == "bs" and {word.arg for word in call.keywords} >= FIXED_SPLINE
+                    if name in STATEFUL and not is_fixed:
+                        raise RequestError(
+                            f"the formula's {str(factor.expr)!r} learns from the rows of all clients, which stay with "
+                            "them: leave the transformation out (columns are standardized anyway), or write bs with "
+                            "knots, lower_bound and upper_bound."
+                        )
+
+
+def categories_in(formula: MixedFormula) -> set[str]:
+    """Return the columns that a formula makes categories by C()."""
+    return set(re.findall(r"\bC\(\s*`?([^\s,()`]+)", f"{formula.fixed} {formula.random or ''}"))
+
+
+def kinds_by_state(state: FormulaState) -> dict[str, str]:
+    """Return the kind of every column that a formula names."""
+    return {name: CATEGORY if name in state.levels else DATE if name in state.dates else NUMBER for name in state.fills}
+
+
+def find_complete_rows(state: FormulaState, frame: pd.DataFrame, place: RowLocator) -> np.ndarray:
+    """Return [N]: which rows have a value in every column that a formula names."""
+    missing = [is_missing(read_values(frame[name], kind, place)) for name, kind in kinds_by_state(state).items()]
+    return ~np.any([np.zeros(len(frame), dtype=bool), *missing], axis=0)
+
+
 def _is_usable_function(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return node.id in FUNCTIONS
@@ -208,10 +245,10 @@ def evaluate_terms(
 
 
 def learn_formula(
-    formula: MixedFormula, frame: pd.DataFrame, place: RowLocator, title: str
+    formula: MixedFormula, frame: pd.DataFrame, place: RowLocator, title: str, agreed: FormulaState | None = None
 ) -> tuple[FormulaState, pd.DataFrame, np.ndarray]:
     """Return the formula's state, its columns for the rows without a missing value, and which rows these
-    are."""
+    are. Kinds, categories and replacements are learned from the table, or those that clients have `agreed` on."""
     names = required_columns(formula, map(str, frame.columns))
     absent = next((name for name in names if name not in frame.columns), None)
     if absent is not None:
@@ -222,8 +259,10 @@ def learn_formula(
     inputs = [name for name in names if name not in (formula.target, formula.client)]
     if formula.target in _variables(formula) or formula.client in _variables(formula):
         raise RequestError(f"{formula.text!r}: the target and the client's column cannot be terms.")
-    as_category = set(re.findall(r"\bC\(\s*`?([^\s,()`]+)", f"{formula.fixed} {formula.random or ''}"))
+    as_category = categories_in(formula)
     kinds = {name: CATEGORY if name in as_category else detect_kind(frame[name]) for name in inputs}
+    if agreed is not None:
+        kinds = {name: kind for name, kind in kinds_by_state(agreed).items() if name in inputs}
     values = {name: read_values(frame[name], kind, place) for name, kind in kinds.items()}
     absent_cells = [is_missing(column) for column in values.values()]
     present = ~np.any([np.zeros(len(frame), dtype=bool), *absent_cells], axis=0)
@@ -235,7 +274,11 @@ def learn_formula(
         if isinstance(column, pd.Categorical)
     }
     fills: dict[str, float | str] = {}
-    for name, column in values.items():
+    if agreed is not None:
+        levels, fills = agreed.levels, agreed.fills
+        known = {name: pd.Categorical(values[name], categories=list(own)) for name, own in levels.items()}
+        values |= {name: column.fillna(str(fills[name])) for name, column in known.items()}
+    for name, column in values.items() if agreed is None else ():
         values_present = pd.Series(column[present])
         fills[name] = str(values_present.mode()[0]) if name in levels else float(values_present.mean())
     rows = _to_factors({name: column[present] for name, column in values.items()}, levels)

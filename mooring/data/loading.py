@@ -34,7 +34,14 @@ from mooring.data.column_roles import (
 )
 from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order, twin_levels
 from mooring.data.file_readers import file_stem
-from mooring.data.formulas import FormulaState, MixedFormula, learn_formula, parse_formula, required_columns
+from mooring.data.formulas import (
+    FormulaState,
+    MixedFormula,
+    find_complete_rows,
+    learn_formula,
+    parse_formula,
+    required_columns,
+)
 from mooring.data.load_options import LoadOptions
 from mooring.data.row_cleaning import clip_quantiles, find_repeats, merge_levels, parse_merges, replace_levels
 from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
@@ -157,9 +164,17 @@ def by_part(values: np.ndarray | None, code: np.ndarray, part: np.ndarray) -> di
 
 
 def read_client_table(
-    source: object, options: LoadOptions, schema: Schema | None = None
+    source: object,
+    options: LoadOptions,
+    schema: Schema | None = None,
+    formula_state: FormulaState | None = None,
+    learns_formula: bool = True,
 ) -> tuple[ClientTable, str, list[str]]:
-    """Return a source's rows for the agreement on a schema, their digest, and notes."""
+    """Return a source's rows for the agreement on a schema, their digest, and notes.
+
+    A formula is learned from the table, or has the agreed `formula_state`; without both (`learns_formula` False) the
+    columns are those that the formula names.
+    """
     table = read_source(source, options.reading(schema))
     if schema is not None:
         table = replace(table, frame=replace_levels(table.frame, schema.merges)[0])
@@ -183,10 +198,15 @@ def read_client_table(
     if options.drop_missing_target:
         table, new_notes = drop_missing_targets(table, roles.target)
         notes += new_notes
+    if schema is not None and schema.formula is not None and options.formula is not None:
+        table, new_notes = keep_complete(table, find_complete_rows(schema.formula, table.frame, table.place))
+        notes += new_notes
     state = None
-    if formula is not None:
-        table, state, new_notes = follow_formula(table, formula, roles)
+    if formula is not None and (learns_formula or formula_state is not None):
+        table, state, new_notes = follow_formula(table, formula, roles, formula_state)
         names, notes = list(map(str, table.frame.columns.drop([*filter(None, roles)]))), [*notes, *new_notes]
+    elif formula is not None:
+        table, _ = keep_complete(table, ~table.frame[names].isna().any(axis=1).to_numpy())
     code, clients = client_codes(table, roles.client)
     notes += [
         f"Clients '{first}' and '{second}' differ in case or spaces only, but count as two; --merge-levels "
@@ -204,13 +224,20 @@ def read_client_table(
     return ClientTable(table, roles, code, clients, names, kind, options.seed, shares, state), digest, notes
 
 
-def follow_formula(table: Table, formula: MixedFormula, roles: ColumnRoles) -> tuple[Table, FormulaState, list[str]]:
-    """Return the table with the formula's columns instead of its own, the formula's state, and notes."""
-    state, columns, present = learn_formula(formula, table.frame, table.place, table.title)
+def keep_complete(table: Table, present: np.ndarray) -> tuple[Table, list[str]]:
+    """Return the table without the rows that lack a column of a formula, and a note on these."""
     absent = int((~present).sum())
-    table = subset(table, present)
-    role_columns = table.frame[[name for name in dict.fromkeys(roles) if name is not None]]
     notes = [f"{count_phrase(absent, 'row')} left out: a column of the formula is missing there."] if absent else []
+    return subset(table, present), notes
+
+
+def follow_formula(
+    table: Table, formula: MixedFormula, roles: ColumnRoles, agreed: FormulaState | None = None
+) -> tuple[Table, FormulaState, list[str]]:
+    """Return the table with the formula's columns instead of its own, the formula's state, and notes."""
+    state, columns, present = learn_formula(formula, table.frame, table.place, table.title, agreed)
+    table, notes = keep_complete(table, present)
+    role_columns = table.frame[[name for name in dict.fromkeys(roles) if name is not None]]
     return replace(table, frame=pd.concat([role_columns, columns], axis=1), formats=table.formats), state, notes
 
 

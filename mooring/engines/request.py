@@ -23,6 +23,7 @@ from mooring.core.trusted_files import check_trusted
 from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import absolute_spec, add_imported_files, find_copy, is_spec, spec_of
 from mooring.data.datasets import is_dataset_name
+from mooring.data.formulas import refuse_stateful_terms
 from mooring.runs.atomic_files import to_plain
 from mooring.runs.directory import RUN_FILE
 from mooring.runs.purposes import PURPOSES
@@ -127,10 +128,7 @@ def read_federation_request(path: str | Path, trust_code: bool = False) -> RunFi
     is not read: each client names its own table."""
     file = read_run(path)
     if file.data.formula is not None:
-        raise RequestError(
-            "formulas are for one table: knots and categories of a deployment would have to be agreed on first; name "
-            "target, client and features in [data] instead."
-        )
+        refuse_stateful_terms(file.data.formula)
     if file.mooring.purpose != "advise" or (file.advice is None and not has_advise_purpose(path)):
         return request(Path(path), purpose="fit", trust_code=trust_code, reads_source=False)
     run = request(Path(path), purpose="advise", trust_code=trust_code, reads_source=False)

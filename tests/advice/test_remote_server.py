@@ -270,6 +270,37 @@ def test_clients_predict_later_rows_from_earlier_ones(tmp_path):
     assert_same_advice(apart, here)
 
 
+@pytest.mark.parametrize("random", ["", " + (1 + u | site)"], ids=["all terms vary", "some terms vary"])
+def test_a_formula_makes_the_same_columns_as_in_one_process(random, tmp_path):
+    """Categories that not all clients have, a transformation, rows with missing cells; models and words are the
+    same, and a client predicts from its own columns."""
+    pytest.importorskip("formulaic")
+    rng, folder = np.random.default_rng(1), tmp_path / "clients"
+    folder.mkdir()
+    for i in range(3):
+        frame = pd.DataFrame({"u": rng.normal(size=30), "size": rng.uniform(1, 9, 30), "code": rng.integers(1, 4, 30)})
+        frame["kind"] = rng.choice(["a", "b", "c"][: 2 + (i > 0)], 30)
+        frame["y"] = (1 + i) * frame["u"] + np.log(frame["size"]) + (frame["kind"] == "b") + 0.3 * rng.normal(size=30)
+        frame.loc[[3, 7], ["u", "kind"]] = [[np.nan, "a"], [1.0, None]]
+        frame.assign(site=f"site {i}").to_csv(folder / f"site {i}.csv", index=False)
+    formula = (
+        f'formula = "y ~ u * kind + np.log(size) + C(code) + bs(u, knots=[0.0], lower_bound=-4, upper_bound=4){random}"'
+    )
+    data = formula if random else f'{formula}\nclient = "site"'
+    path = run_file(tmp_path / "run.toml", folder, "y", data, "folds = 2\ntheory = false")
+    homes = homes_of(path, tmp_path / "state")
+    apart, here = advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run"), advise(path)
+    assert_same_advice(apart, here)
+    one, other = (result.job.clients.schema for result in (here, apart))
+    assert other.features == one.features and len(one.features) == 12
+    assert other.formula.fills == {name: pytest.approx(fill) for name, fill in one.formula.fills.items()}
+    learned = {"transforms": {}, "fills": {}}
+    assert other.formula.model_copy(update=learned) == one.formula.model_copy(update=learned)
+    assert other.formula.all_vary == (not random) and int(here.clients["rows"].sum()) == 84
+    predicted = predict(homes[0].folder / RESULT_DIR, homes[0].path)[0]
+    assert len(predicted) == 30 and np.isfinite(predicted["y"]).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["linear", "spline"])
 @pytest.mark.parametrize("kind", ["count", "classes"])

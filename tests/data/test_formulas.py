@@ -7,7 +7,13 @@ import torch
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.data.formulas import apply_formula, extrapolate_splines, learn_formula, parse_formula
+from mooring.data.formulas import (
+    apply_formula,
+    extrapolate_splines,
+    learn_formula,
+    parse_formula,
+    refuse_stateful_terms,
+)
 from mooring.data.schema import Schema
 from tests.support.planted_table import planted
 
@@ -150,10 +156,14 @@ def test_check_reports_formula_errors(exam, tmp_path):
     assert not [f for f in check(exam, formula="score ~ lrt + (1 | school)") if f.severity == "error"]
 
 
-def test_federations_refuse_formulas(tmp_path):
-    from mooring.engines.request import read_federation_request
-
-    file = tmp_path / "run.toml"
-    file.write_text('[data]\nsource = "clients.csv"\nformula = "score ~ lrt + (1 | school)"\n')
-    with pytest.raises(RequestError, match="formulas are for one table"):
-        read_federation_request(file)
+def test_federations_refuse_terms_that_learn_from_all_rows():
+    for text, term in (
+        ("score ~ bs(lrt, df=4) + (1 | school)", r"bs\(lrt, df=4"),
+        ("score ~ np.log(center(lrt) + 9) + gender", r"np.log\(center\(lrt\)"),
+        ("score ~ lrt + (1 + poly(lrt, 2) | school)", r"poly\(lrt, 2\)"),
+        ("score ~ bs(lrt, knots=[0, 1])", r"bs\(lrt, knots"),
+    ):
+        with pytest.raises(RequestError, match=rf"'{term}.*' learns from the rows of all clients"):
+            refuse_stateful_terms(text)
+    refuse_stateful_terms("score ~ lrt * C(gender) + I(lrt**2) + np.log(size) + (1 + lrt | school)")
+    refuse_stateful_terms("score ~ bs(lrt, knots=[0, 1], lower_bound=-3, upper_bound=3)")

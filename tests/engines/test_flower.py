@@ -16,6 +16,7 @@ from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.flower.messages import Payload, from_records, rebuild_tree, to_records
 from mooring.engines.flower.server_run import run_federation
 from mooring.engines.predict import predict
+from mooring.engines.prepare import FIXED_TERMS_NOTE
 from mooring.estimates.client_summaries import LinearStats
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
@@ -187,6 +188,23 @@ def test_personal_coefficients_are_not_sent(name, table, tmp_path):
     torch.testing.assert_close(apart.trained.common, here.trained.common, rtol=ROUNDING, atol=ROUNDING)
     np.testing.assert_allclose(apart.clients["personal"], here.clients["personal"], rtol=1e-9)
     assert set(grid.up) == set(grid.down) == {here.job.task.dim - 1}
+
+
+def test_a_formula_makes_the_simulators_columns(table, tmp_path):
+    pytest.importorskip("formulaic")
+    formula = "y ~ a * colour + I(b**2) + (1 + a | client)"
+    run = make_run(table, rounds=2, formula=formula)
+    clients = make_clients(run, table, tmp_path / "state")
+    apart = run_federation(run, LocalGrid(clients), tmp_path / "run")
+    here = fit(table, algorithm="fedprox_personal", **HOW | {"rounds": 2}, formula=formula)
+    assert_same(apart.trained, here.trained)
+    ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
+    fills = [schema["formula"].pop("fills") for schema in (ours, theirs)]
+    assert ours == theirs and ours["formula"]["varying"] == ("Intercept", "a")
+    assert fills[0] == {name: pytest.approx(fill) for name, fill in fills[1].items()}
+    assert FIXED_TERMS_NOTE in apart.job.clients.notes and FIXED_TERMS_NOTE in here.job.clients.notes
+    other = clients[0].answer("adopt", Payload({"run": clients[0].digest, "schema": {"formula": None}, "fresh": True}))
+    assert "another formula" in other.fields["refused"]
 
 
 def test_pooled_algorithms_are_refused(table, tmp_path):

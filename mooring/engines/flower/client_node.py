@@ -27,6 +27,7 @@ from mooring.core.task import Task
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.data.file_readers import file_stem
+from mooring.data.formulas import FormulaState
 from mooring.data.load_options import LoadOptions
 from mooring.data.loading import load, read_client_table
 from mooring.data.schema import Schema
@@ -103,6 +104,7 @@ class ClientNode:
         self.identity, self.policy = identity, policy
         self.federation = run.federation or FederationSection()
         self.digest = run_digest(run)
+        self._formula_member: tuple[str, ClientTable] | None = None
         self.folder = Path(state) / self.digest
         if run.training.threads:
             torch.set_num_threads(run.training.threads)
@@ -149,8 +151,8 @@ class ClientNode:
     @cached_property
     def _source(self) -> tuple[str, pd.DataFrame | dict[str, pd.DataFrame]]:
         """Its name, by the client column of the run file or the name of the table's file, and its table."""
-        column = self.run.data.client
         options = LoadOptions.make(load_options(self.run))
+        column = options.client
         table = read_source(self.path, options.reading())
         if column is not None and column in table.frame.columns:
             names = table.frame[column].astype(str).unique()
@@ -160,6 +162,8 @@ class ClientNode:
                 raise RequestError(f"{self.path.name} holds the rows of client '{names[0]}', not '{self.given}'.")
             return str(names[0]), table.frame
         name = self.given or file_stem(self.path)
+        if self.run.data.formula is not None and column is not None:  # the formula names a column that is not here
+            return name, table.frame.assign(**{column: name})
         return name, {name: table.frame}
 
     @property
@@ -168,9 +172,25 @@ class ClientNode:
 
     @cached_property
     def member(self) -> ClientTable:
+        """Its table, with the columns that a formula names where there is one."""
+        return self._read_member(None)
+
+    def member_for(self, payload: Payload) -> ClientTable:
+        """Its table, with the columns of the formula whose categories the server states."""
+        content = payload.fields.get("formula")
+        if content is None or self.run.data.formula is None:
+            return self.member
+        key = json.dumps(content, sort_keys=True)
+        if self._formula_member is None or self._formula_member[0] != key:
+            self._formula_member = key, self._read_member(FormulaState.model_validate(content))
+        return self._formula_member[1]
+
+    def _read_member(self, state: FormulaState | None) -> ClientTable:
         options = load_options(self.run)
         options.pop("min_category_rows", None)
-        member, _, _ = read_client_table(self._source[1], LoadOptions.make(options))
+        member, _, _ = read_client_table(
+            self._source[1], LoadOptions.make(options), formula_state=state, learns_formula=False
+        )
         if len(member.clients) != 1:
             raise RequestError(f"{self.path.name} holds the rows of {len(member.clients)} clients; a client has one.")
         return member

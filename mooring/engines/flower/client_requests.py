@@ -19,9 +19,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import t
 from torch import Tensor
@@ -40,6 +42,7 @@ from mooring.data.rare_categories import hide_rare_levels, reveal_levels
 from mooring.data.schema import Schema
 from mooring.data.schema_client import count_values, name_own_cells, parse_table, sum_squares, survey_table
 from mooring.data.schema_server import SchemaPlan
+from mooring.data.splits import TRAIN
 from mooring.engines import local_update
 from mooring.engines.fit_files import describe_task, with_resolved
 from mooring.engines.flower import secure_client
@@ -112,7 +115,11 @@ def handle_hello(node: ClientNode, payload: Payload) -> Payload:
 
 
 def handle_survey(node: ClientNode, payload: Payload) -> Payload:
-    return summary_payload(survey_table(node.member))
+    member = node.member_for(payload)
+    reply = summary_payload(survey_table(member))
+    if member.formula is not None:
+        reply.fields["varying"] = list(member.formula.varying)
+    return reply
 
 
 def handle_tally(node: ClientNode, payload: Payload) -> Payload:
@@ -127,19 +134,23 @@ def handle_names(node: ClientNode, payload: Payload) -> Payload:
 
 
 def compute_tally(node: ClientNode, payload: Payload) -> ColumnStatistics:
-    plan = SchemaPlan.model_validate(payload.fields["plan"])
-    return count_values(node.member, plan, parse_table(node.member, plan))
+    plan, member = SchemaPlan.model_validate(payload.fields["plan"]), node.member_for(payload)
+    reading = parse_table(member, plan)
+    if node.run.data.formula is not None and member.formula is None:  # categories of a formula are those of all rows
+        reading = replace(reading, part=np.full_like(reading.part, TRAIN))
+    return count_values(member, plan, reading)
 
 
 def handle_spread(node: ClientNode, payload: Payload) -> Payload:
     """Return sums of squares; report suspicious values to this client's operator only."""
     plan, draft = SchemaPlan.model_validate(payload.fields["plan"]), Schema.model_validate(payload.fields["draft"])
-    reading = parse_table(node.member, plan)
-    odd = find_suspicious_values(reading.columns, reading.target, node.member.roles.target)
-    notes = [name_own_cells(node.member.table.frame, str(note)) for note in payload.fields.get("notes", ())]
+    member = node.member_for(payload)
+    reading = parse_table(member, plan)
+    odd = find_suspicious_values(reading.columns, reading.target, member.roles.target)
+    notes = [name_own_cells(member.table.frame, str(note)) for note in payload.fields.get("notes", ())]
     for sentence in [*notes, *(suspicion.sentence for suspicion in odd)]:
         node.report(sentence)
-    return summary_payload(sum_squares(node.member, draft, reading))
+    return summary_payload(sum_squares(member, draft, reading))
 
 
 def summary_payload(summary: ColumnStatistics) -> Payload:
@@ -148,6 +159,9 @@ def summary_payload(summary: ColumnStatistics) -> Payload:
 
 def handle_adopt(node: ClientNode, payload: Payload) -> Payload:
     """Store the schema; refuse rows that have changed since the run began."""
+    formula = payload.fields["schema"].get("formula")
+    if (None if formula is None else formula["text"]) != node.run.data.formula:
+        raise RequestError(f"client '{node.name}' has another formula than the server's schema.")
     make_synced_folder(node.folder)
     path = node.folder / ADOPTED_SCHEMA_FILE
     digest = client_table_digest(node)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,9 +24,11 @@ from mooring.core.errors import ClientError, RequestError, WorkError
 from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, PARTS, Clients
 from mooring.data.column_statistics import ColumnStatistics, merge_statistics
+from mooring.data.column_types import CATEGORY, DATE
+from mooring.data.formulas import INTERCEPT, FormulaState, MixedFormula, categories_in, parse_formula
 from mooring.data.rare_categories import LevelNames, find_common_fingerprints, name_levels
-from mooring.data.schema import Schema, describe_schema
-from mooring.data.schema_server import complete_schema, draft_schema, plan_schema
+from mooring.data.schema import OTHER_LEVEL, Schema, describe_schema
+from mooring.data.schema_server import SchemaPlan, complete_schema, draft_schema, plan_schema
 from mooring.engines.exchange import BEST, LAST, ClientRoster
 from mooring.engines.fit import continue_fit, start_fit
 from mooring.engines.fit_files import summarize_fit
@@ -46,7 +48,7 @@ from mooring.engines.flower.messenger import (
 )
 from mooring.engines.flower.secure_sums import check_secure_run
 from mooring.engines.loop import full_round
-from mooring.engines.prepare import Job, make_task
+from mooring.engines.prepare import FIXED_TERMS_NOTE, Job, make_task
 from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.engines.reply_checks import check_sizes
 from mooring.engines.request import read_federation_request
@@ -197,33 +199,85 @@ def exclude_clients(messenger: Messenger, names: tuple[str, ...], error: ClientE
 def agree_on_schema(messenger: Messenger, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
     """Return the schema of all clients' rows, from counts and sums, and notes."""
 
+    replies: dict[str, Payload] = {}
+    common: JsonObject = {}  # fields of all messages
+    formula = None if run.data.formula is None else parse_formula(run.data.formula)
+
     def ask(what: str, notes: Iterable[str] = (), **fields: object) -> dict[str, ColumnStatistics]:
-        messages = {name: Payload(fields | {"notes": notes_visible_to(notes, name)}) for name in names}
-        replies = messenger.ask_all(what, messages)
+        messages = {name: Payload(common | fields | {"notes": notes_visible_to(notes, name)}) for name in names}
+        replies.update(messenger.ask_all(what, messages))
         return {name: ColumnStatistics.from_json(str(replies[name].fields["summary"])) for name in names}
 
-    has_features = run.data.features is not None
-    surveys = ask("survey")
-    check_text_in_numeric_columns(surveys)
-    plan = agree_or_reject(
-        surveys,
-        lambda merged: plan_schema(
-            merged, kind=run.data.target_type or "auto", keep_useless=has_features, title=CLIENTS_TITLE
-        ),
-    )
+    def agree_on_columns(categories: Collection[str] = ()) -> tuple[SchemaPlan, Schema, tuple[str, ...] | None]:
+        """The plan, the draft and the names of the coefficients that vary by a formula."""
+        surveys = ask("survey")
+        varying = agree_on_varying(replies) if common else None
+        check_text_in_numeric_columns(surveys)
+        kind, is_chosen = run.data.target_type or "auto", run.data.features is not None or formula is not None
+        plan = agree_or_reject(
+            surveys, lambda merged: plan_schema(merged, kind=kind, keep_useless=is_chosen, title=CLIENTS_TITLE)
+        )
+        columns = [
+            feature.model_copy(update={"kind": CATEGORY}) if feature.name in categories else feature
+            for feature in plan.columns
+        ]
+        plan = plan.model_copy(update={"columns": tuple(columns)})
+        plan_fields = plan.model_dump(mode="json", exclude={"notes"})
+        tallies, min_rows = ask("tally", plan=plan_fields), run.data.min_category_rows or 1
+        wanted = find_common_fingerprints(tallies.values(), min_rows, messenger.run)
+        level_names: LevelNames = {column: {} for column in wanted}
+        name_requests = dict.fromkeys(names, Payload(common | {"plan": plan_fields, "wanted": wanted}))
+        for reply in messenger.ask_all("names", name_requests).values() if wanted else ():
+            for column, levels in reply.fields["names"].items():
+                level_names[column] |= levels
+        tallies = name_levels(tallies, level_names, messenger.run)
+        draft = agree_or_reject(tallies, lambda merged: draft_schema(merged, plan, rare=min_rows, title=CLIENTS_TITLE))
+        return plan, draft, varying
+
+    state = None
+    if formula is not None:
+        _, columns_of_formula, _ = agree_on_columns(categories_in(formula))
+        state = make_formula_state(formula, columns_of_formula)
+        common["formula"] = state.model_dump(mode="json")
+    plan, draft, varying = agree_on_columns()
     plan_fields = plan.model_dump(mode="json", exclude={"notes"})
-    tallies, min_rows = ask("tally", plan=plan_fields), run.data.min_category_rows or 1
-    wanted = find_common_fingerprints(tallies.values(), min_rows, messenger.run)
-    level_names: LevelNames = {column: {} for column in wanted}
-    name_requests = dict.fromkeys(names, Payload({"plan": plan_fields, "wanted": wanted}))
-    for reply in messenger.ask_all("names", name_requests).values() if wanted else ():
-        for column, levels in reply.fields["names"].items():
-            level_names[column] |= levels
-    tallies = name_levels(tallies, level_names, messenger.run)
-    draft = agree_or_reject(tallies, lambda merged: draft_schema(merged, plan, rare=min_rows, title=CLIENTS_TITLE))
     spreads = ask("spread", plan.notes, plan=plan_fields, draft=draft.model_dump(mode="json"))
     schema = agree_or_reject(spreads, lambda merged: complete_schema(merged, draft))
-    return schema, [*plan.notes, *describe_schema(schema.columns, schema.dropped)]
+    notes = [*plan.notes, *describe_schema(schema.columns, schema.dropped)]
+    if state is not None and varying is not None:
+        all_vary = set(varying) == {INTERCEPT, *schema.features}
+        state = state.model_copy(update={"varying": varying, "all_vary": all_vary})
+        schema = schema.model_copy(update={"formula": state})
+        notes += [FIXED_TERMS_NOTE] if run.algorithm is not None and not all_vary else []
+    return schema, notes
+
+
+def make_formula_state(formula: MixedFormula, draft: Schema) -> FormulaState:
+    """Return the kinds, categories and replacements that the clients' columns agree on, for a formula."""
+    columns = [column for column in draft.columns if not column.part]
+    return FormulaState(
+        text=formula.text,
+        transforms={},
+        levels={
+            column.name: tuple(level for level in column.levels if not (column.other and level == OTHER_LEVEL))
+            for column in columns
+            if column.kind == CATEGORY
+        },
+        dates=tuple(column.name for column in columns if column.kind == DATE),
+        fills={column.name: column.fill for column in columns},
+        varying=(),
+        all_vary=False,
+    )
+
+
+def agree_on_varying(replies: Mapping[str, Payload]) -> tuple[str, ...]:
+    """Return the names of the coefficients that vary between clients; a client with others is named."""
+    first = next(iter(replies.values())).fields.get("varying")
+    for name, reply in replies.items():
+        found = reply.fields.get("varying")
+        if not isinstance(found, list) or found != first:
+            raise ClientFailedError(name, f"client '{name}' makes other columns of the formula than the others.")
+    return tuple(str(name) for name in first)  # type: ignore[union-attr]
 
 
 def check_text_in_numeric_columns(surveys: dict[str, ColumnStatistics]) -> None:
