@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,7 @@ from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
+from mooring.core.task import Constants
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
 from mooring.data.column_types import to_client_names
 from mooring.data.native_frames import series_to_numpy, to_pandas
@@ -44,6 +45,9 @@ from mooring.runs.runfile import make_training
 from mooring.runs.sections import DEFAULT_ALGORITHM
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 MIN_ROWS_FOR_VALIDATION = 5  # a client with fewer rows trains on all of them
 SINGLE_CLIENT_RIDGE = 1e-6  # a single client has nobody to be moored to: nearly unpenalised
@@ -109,7 +113,7 @@ class _Personalized(BaseEstimator):
         self.validation = validation
         self.random_state = random_state
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
@@ -325,7 +329,7 @@ class _ClassWeightedLogistic(Logistic):
     def hessian(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
         return super().hessian(w, self._weighted(batch))
 
-    def constants(self, batch: Batch, w: torch.Tensor | None = None) -> Any:
+    def constants(self, batch: Batch, w: torch.Tensor | None = None) -> Constants:
         fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w
         return Logistic(self.features, self.classes, self.intercept, self.ridge, self.dtype).constants(
             self._weighted(batch), fit

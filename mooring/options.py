@@ -143,7 +143,7 @@ def with_flags(text: str, given: Iterable[str], hyperparameters: Iterable[str] =
     return text
 
 
-def option_types(option: Option) -> set[Any]:
+def option_types(option: Option) -> set[object]:
     """What a field may hold: str, int, float, bool, list, dict or Literal."""
     types = set()
     for type_ in type_alternatives(option.info.annotation):
@@ -164,7 +164,7 @@ def allowed_words(option: Option) -> list[str]:
     ]
 
 
-def make_flag(option: Option, default: str | None = None) -> Any:
+def make_flag(option: Option, default: str | None = None) -> object:
     """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
     types = option_types(option)
     help_ = f"{option.info.title} [{default or option.default}]"
@@ -187,7 +187,7 @@ def make_flag(option: Option, default: str | None = None) -> Any:
     return Annotated[several | None, typer.Option(option.flag, metavar=form, help=help_, hidden=hidden)]
 
 
-def parse_value(option: Option, words: Any) -> Any:
+def parse_value(option: Option, words: Any) -> object:
     """What a flag's text says, as a run file would hold it; None if the flag was not given."""
     types = option_types(option)
     if words is None or words == [] or types == {bool}:

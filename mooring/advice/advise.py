@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import pandas as pd
 import torch
@@ -220,7 +220,7 @@ def run_advice(
     if access.reads_rows or not options.theory:
         job, choice, evidence = gather_evidence(job, directory, tell, access, explain)
     else:  # the theory is that of linear columns: it does not wait for the choice of others
-        steps: list[Callable[[], Any]] = [
+        steps: list[Callable[[], object]] = [
             partial(gather_evidence, job, directory, tell, access, explain),
             partial(find_theory, job),
         ]

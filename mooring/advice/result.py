@@ -7,7 +7,7 @@ import warnings
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -26,6 +26,10 @@ from mooring.engines.prepare import Job
 from mooring.runs.directory import REPORT_FILE
 from mooring.runs.directory import StoredModels as SavedModels
 from mooring.tasks.network import NetworkTask, build_module
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from sklearn.base import BaseEstimator
 
 MAX_PRINTED_LINES = 10  # of a printed result
 RECOMMENDATION_COLUMNS = (  # of `recommendations`
@@ -64,7 +68,7 @@ class AdviceMethods:
             job.task, read_scaling(job.clients), models.global_, models.recommended, job.clients.names
         )
 
-    def predict(self, data: object, client: object = None, interval: float | None = None) -> Any:
+    def predict(self, data: object, client: object = None, interval: float | None = None) -> pd.DataFrame | Tensor:
         """Predictions for new rows, each with its client's recommended model, or all with that of `client`.
 
         `data` is a table like the one given to `advise`; the result is a data frame with one row per row. Unknown
@@ -110,7 +114,7 @@ class AdviceMethods:
         clients = self.job.clients
         return build_module(self.job.task, self.vector(client), clients.target_mean, clients.target_scale)
 
-    def model(self, client: object = None) -> Any:
+    def model(self, client: object = None) -> nn.Module | BaseEstimator:
         """A client's recommended model (default: the global one): a network, or an estimator of scikit-learn's on the
         encoded columns in the units of the data."""
         if isinstance(self.job.task, NetworkTask):
@@ -118,7 +122,7 @@ class AdviceMethods:
         clients = self.job.clients
         return make_estimator(self.job.task, self.vector(client), read_scaling(clients), clients.kind)
 
-    def plot(self, what: str = "improvements") -> Any:
+    def plot(self, what: str = "improvements") -> Figure:
         """A matplotlib figure: "improvements" of all clients, the "path" of lambdas, or the "rows" that local models
         need."""
         return import_module("mooring.report.figures").plot(self, what)  # of a package above this one

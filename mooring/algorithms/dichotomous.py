@@ -152,7 +152,7 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
         """Local steps of both models, and w averaged as in FedAvg."""
         memory = client.memory
         w_i, memory = train_locally(self, task, server.w, replace(data, train=shared), round, memory)
-        pull = (self.ridge, torch.zeros_like(client.v))
+        pull = (as_number(self.ridge), torch.zeros_like(client.v))
         v, memory = train_locally(self, task, client.v, replace(data, train=own), round, memory, place=1, pull=pull)
         p = (data.p / data.p.sum()).to(w_i.dtype)
         return v, server.w + p @ (w_i - server.w), count_round(memory)

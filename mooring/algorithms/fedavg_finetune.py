@@ -17,7 +17,7 @@ Departs  as fedavg; fine-tuning takes the draws and step sizes of the round that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -52,13 +52,13 @@ class FedAvgFinetune(FedAvg):
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None), output=("tuned", "own"))
 
-    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Any]:
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, StateTree]:
         server, first = super().init(task, w0)
         return server, Client(first.memory, w0 if self.output == "own" else w0[:0])
 
     def client_update(
         self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round
-    ) -> tuple[Any, Tensor]:
+    ) -> tuple[StateTree, Tensor]:
         after, change = super().client_update(server, client, task, data, round)
         return Client(after.memory, server.w + change if self.output == "own" else client.own), change
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
 from mooring.core.optimizers import ADAPTIVE_OPTIMIZERS, OPTIMIZERS
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, parse_lam, uniform_lam
-from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
+from mooring.core.solvers import StepSize, TrainTerms, geometric_decay, inverse_decay, train
 from mooring.core.task import HasProx, HasSolve, Task
 from mooring.core.types import JsonObject, as_number
 from mooring.estimates.client_statistics import RIDGE_GRID, ClientStatistics
@@ -322,7 +322,7 @@ def train_locally(
     round: Round,
     memory: Tensor | None = None,
     place: int = 0,
-    **terms: Any,
+    **terms: Unpack[TrainTerms],
 ) -> tuple[Tensor, Tensor]:
     """Each client's model [C, d] after its local steps from `w`, [d] or [C, d], and its memory [C, s] after them.
 
@@ -366,7 +366,13 @@ def server_step_factor(algorithm: HasServerDecay, round: Round) -> float:
 
 
 def finetune_global(
-    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, memory: Tensor | None = None, **terms: Any
+    algorithm: Any,
+    task: Task,
+    w: Tensor,
+    data: CohortData,
+    round: Round,
+    memory: Tensor | None = None,
+    **terms: Unpack[TrainTerms],
 ) -> Tensor:
     """The global model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
 

@@ -79,9 +79,9 @@ class Local(LocalWork, Algorithm[Server, Client, None]):
     def client_update(
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, None]:
-        pull, memory = (self.ridge, torch.zeros_like(client.v)), client.memory
+        pull, memory = (as_number(self.ridge), torch.zeros_like(client.v)), client.memory
         if self.inner == "exact":
-            v = require(task, HasProx).prox(pull[1], as_number(self.ridge), data.train.full(task))
+            v = require(task, HasProx).prox(pull[1], pull[0], data.train.full(task))
         else:
             v, memory = train_locally(self, task, client.v, data, round, memory, pull=pull)
         return Client(v, count_round(memory)), None

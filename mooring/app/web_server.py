@@ -30,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as HttpMessage
 
 from mooring.advice.advise import advise
 from mooring.advice.new_clients.personalize import personalize
@@ -106,7 +107,7 @@ def serve(folder: Path, port: int, on_ready: Callable[[str], None]) -> None:
 
 def make_server(app: Starlette) -> uvicorn.Server:
     """Return the server of the page."""
-    quiet: Any = {"log_level": "warning", "access_log": False}  # a log of requests would contain the token
+    quiet: JsonObject = {"log_level": "warning", "access_log": False}  # a log of requests would contain the token
     return uvicorn.Server(uvicorn.Config(app, loop="asyncio", ws="none", lifespan="off", **quiet))
 
 
@@ -152,7 +153,7 @@ class TokenGuard:
             answer = PlainTextResponse("This address lacks its token; use the one that `mooring app` printed.", 403)
             return await answer(scope, receive, send)
 
-        async def with_headers(message: Any) -> None:
+        async def with_headers(message: HttpMessage) -> None:
             if message["type"] == "http.response.start":
                 present = {key.lower() for key, _ in message["headers"]}
                 missing = [
@@ -268,7 +269,7 @@ def read_query(query: QueryParams) -> JsonObject:
     return check_types(options)
 
 
-def _parse_text(name: str, text: str) -> Any:
+def _parse_text(name: str, text: str) -> object:
     kind = OPTION_TYPES[name]
     try:
         return text == "on" if kind is bool else kind(text)
@@ -310,9 +311,9 @@ def applied_cures(options: JsonObject) -> list[Cure]:
     return out
 
 
-def query_pairs(options: JsonObject, names: list[str]) -> list[tuple[str, Any]]:
+def query_pairs(options: JsonObject, names: list[str]) -> list[tuple[str, object]]:
     """Return the options as parts of an address."""
-    pairs: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, object]] = []
     for name, value in options.items():
         if name != "drop":
             pairs += [

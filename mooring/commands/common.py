@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -13,11 +13,16 @@ from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.options import split_assignments
 
+if TYPE_CHECKING:
+    import click
+
+    from mooring.report.terminal import Display
+
 
 class PlainHelp(TyperCommand):
     """A command whose help text escapes nothing: typer writes `\\[required]` for rich."""
 
-    def get_help(self, ctx: Any) -> str:
+    def get_help(self, ctx: click.Context) -> str:
         return super().get_help(ctx).replace("\\[", "[")
 
 
@@ -42,7 +47,7 @@ MethodChoice = Annotated[
 ]
 
 
-def open_display(aside: bool, track: str | None) -> Any:
+def open_display(aside: bool, track: str | None) -> Display:
     """Return the display of a command (`aside`: stdout is for data); a tracker that is missing is refused first."""
     from mooring.report.terminal import Display
 
@@ -53,7 +58,7 @@ def open_display(aside: bool, track: str | None) -> Any:
     return Display(aside)
 
 
-def log_to_tracker(display: Any, out: Path, track: str | None) -> None:
+def log_to_tracker(display: Display, out: Path, track: str | None) -> None:
     if track is not None:
         from mooring.report.tracking import log_run as tell
 

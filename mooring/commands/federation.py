@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,10 @@ from mooring.commands.event_log import JSON, TEXT, EventLog
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.options import Json, TrustCode, split_commas
+
+if TYPE_CHECKING:
+    from mooring.engines.flower.superlink import AppPaths
+    from mooring.report.terminal import Display
 
 federation = PlainTyper(
     no_args_is_help=True,
@@ -41,7 +46,7 @@ Embedded = Annotated[
 LogFormat = Annotated[str, typer.Option("--log-format", help="Lines on standard error: text or json.")]
 
 
-def find_apps() -> Any:
+def find_apps() -> dict[str, AppPaths]:
     """Return the Flower apps by the purpose of a run."""
     from mooring.advice.remote.flower_app import APPS
     from mooring.engines.flower.superlink import FIT_APPS
@@ -284,7 +289,7 @@ def keys_renew(
     show(f"server.pem is for {', '.join(module.hosts_of(folder))}. Start `mooring serve` again to use it.")
 
 
-def key_functions() -> Any:
+def key_functions() -> ModuleType:
     make_private()
     from mooring.engines.flower import keys as module
 
@@ -297,7 +302,7 @@ def show(sentence: str) -> None:
     Display().print_line(sentence)
 
 
-def show_federation(display: Any, out: Path, json_: bool) -> None:
+def show_federation(display: Display, out: Path, json_: bool) -> None:
     """The result of a finished run: of a fit, or of advise with its report."""
     from mooring.engines.fit_result import as_json
     from mooring.report.terminal_results import show_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,6 +46,10 @@ from mooring.options import (
     split_commas,
 )
 from mooring.runs.sections import DEFAULT_ALGORITHM
+
+if TYPE_CHECKING:
+    from mooring.core.types import OnProgress
+    from mooring.report.terminal import Display
 
 SINGLE_RUN_OPTIONS = tuple(name for name in TRAINING if name != "seeds")
 PerClient = Annotated[bool, typer.Option("--per-client", help="Show all clients.")]
@@ -88,7 +92,7 @@ def advise(
 
 
 def show_written(
-    display: Any, run: Path, instead: Any, per_client: bool = False, notes: Sequence[str] | None = None
+    display: Display, run: Path, instead: object, per_client: bool = False, notes: Sequence[str] | None = None
 ) -> None:
     """Write a run's report and show its answer, or `instead` of it print an object as JSON or a text and `notes`."""
     from mooring.report.html_report import write_report
@@ -248,9 +252,9 @@ def benchmark(
     )
 
 
-def _parse_grids(texts: list[str] | None) -> dict[str, dict[str, list[Any]]] | None:
+def _parse_grids(texts: list[str] | None) -> dict[str, dict[str, list[object]]] | None:
     """`ditto.lam=0.1,1` as {"ditto": {"lam": [0.1, 1]}}."""
-    grids: dict[str, dict[str, list[Any]]] = {}
+    grids: dict[str, dict[str, list[object]]] = {}
     for text in texts or []:
         name, equals, values = text.partition("=")
         method, dot, field = name.rpartition(".")
@@ -260,7 +264,7 @@ def _parse_grids(texts: list[str] | None) -> dict[str, dict[str, list[Any]]] | N
     return grids or None
 
 
-def _resume_fit(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
+def _resume_fit(run: Path, on_progress: OnProgress, trust_code: bool) -> tuple[JsonObject, list[str]]:
     from mooring.engines.fit import resume_fit
     from mooring.engines.fit_result import as_json
 
@@ -268,7 +272,7 @@ def _resume_fit(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, lis
     return as_json(result), [note] if note else []
 
 
-def _resume_comparison(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
+def _resume_comparison(run: Path, on_progress: OnProgress, trust_code: bool) -> tuple[JsonObject, list[str]]:
     from mooring.engines.compare import as_json, resume_comparison
     from mooring.report.figures import draw_images
 
@@ -277,7 +281,7 @@ def _resume_comparison(run: Path, on_progress: Any, trust_code: bool) -> tuple[A
     return as_json(result), []
 
 
-def _resume_advice(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
+def _resume_advice(run: Path, on_progress: OnProgress, trust_code: bool) -> tuple[JsonObject, list[str]]:
     from mooring.advice import advise as advising
     from mooring.runs.directory import open_run
 

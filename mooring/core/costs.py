@@ -82,7 +82,7 @@ class MeteredTask:
         self._task = task
         self._meter = meter
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._task, name)
 
     @property  # type: ignore[misc]

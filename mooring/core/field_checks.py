@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Iterable
-from typing import Any, Union, get_args, get_origin
+from typing import Union, get_args, get_origin
 
 from mooring.core.errors import RequestError
 from mooring.core.types import NamedValues
@@ -70,7 +70,7 @@ def check_fields(owner: str, given: NamedValues, known: NamedValues, listed_by: 
             raise RequestError(f"{owner}: {name} must be {' or '.join(descriptions)}, got {value!r}.")
 
 
-def type_alternatives(hint: object) -> list[Any]:
+def type_alternatives(hint: object) -> list[object]:
     """The members of a union, or the one type that it is."""
     if get_origin(hint) in (Union, types.UnionType):
         return [kind for member in get_args(hint) for kind in type_alternatives(member)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -94,6 +94,15 @@ def geometric_decay(
     """The step size eta (1 - decay)^j, j full stretches of `every` steps (a number or [C]) done before the k-th step,
     k counted on from `before` (a number or [C])."""
     return lambda k: eta * (1 - decay) ** torch.as_tensor((before + k) // every, dtype=torch.float64)
+
+
+class TrainTerms(TypedDict, total=False):
+    """Terms of local steps: see `train`."""
+
+    pull: Pull | None
+    shift: Tensor | None
+    region: Region | None
+    slot: int
 
 
 def sgd(task: Task, w: Tensor, data: CohortData, round: Round, eta: StepSize, **terms: Any) -> Tensor:

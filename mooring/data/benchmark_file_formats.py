@@ -12,7 +12,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,9 +73,9 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), label
 
 
-def read_leaf(paths: Iterable[Path]) -> dict[str, tuple[list[Any], list[Any]]]:
+def read_leaf(paths: Iterable[Path]) -> dict[str, tuple[list[object], list[object]]]:
     """Each user's rows (x, y) from LEAF's JSON files; rows of a user in several files (train, test) are joined."""
-    rows: dict[str, tuple[list[Any], list[Any]]] = {}
+    rows: dict[str, tuple[list[object], list[object]]] = {}
     for path in paths:
         try:
             content = json.loads(read_bytes(path))
@@ -98,7 +97,7 @@ def read_leaf(paths: Iterable[Path]) -> dict[str, tuple[list[Any], list[Any]]]:
     return rows
 
 
-def parse_leaf_images(x: Sequence[Any]) -> np.ndarray:
+def parse_leaf_images(x: Sequence[object]) -> np.ndarray:
     """LEAF's FEMNIST pixels, 1 = paper, 0 = ink, as images [N, side, side] uint8 with bright ink like MNIST's."""
     try:
         pixels = np.array(x, dtype=float)
@@ -109,7 +108,7 @@ def parse_leaf_images(x: Sequence[Any]) -> np.ndarray:
     return np.round(255 * (1 - pixels)).astype(np.uint8)
 
 
-def parse_leaf_texts(x: Sequence[Any]) -> list[str]:
+def parse_leaf_texts(x: Sequence[Sequence[object]]) -> list[str]:
     """The texts of LEAF's Sent140 rows."""
     try:
         return [str(row[SENT140_TEXT]) for row in x]

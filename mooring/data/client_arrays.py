@@ -6,7 +6,7 @@ dict of these by part, {"train": ..., "validation": ..., "test": ...}. (X, y, gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
-from mooring.core.items import DatasetItems, TensorItems, map_tensors, split_item
+from mooring.core.items import DatasetItems, Inputs, TensorItems, map_tensors, split_item
 from mooring.core.seeds import client_key
 from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, PARTS, REGRESSION, Clients, require_finite
@@ -58,16 +58,16 @@ def is_client_arrays(source: object) -> bool:
 
 
 def load_client_arrays(
-    source: Any,
+    source: object,
     *,
     target_type: str | None = None,
-    split: Any = None,
+    split: object = None,
     min_rows: int | None = None,
     drop_small: bool = False,
     seed: int = 0,
     standardise: bool = True,
     refuse_leaks: bool = False,
-    **unused: Any,
+    **unused: object,
 ) -> Clients:
     """Return the clients of a source for which `is_client_arrays` is true.
 
@@ -164,7 +164,7 @@ def number_items(source: Any) -> tuple[Any, Any]:
         numbered[name, part] = (torch.arange(start, start + len(y)), y)
         start += len(y)
     if all(isinstance(inputs, Mapping | tuple) and not isinstance(inputs, Dataset) for inputs in lazy):
-        items: Any = TensorItems(concatenate(lazy))
+        items: TensorItems | DatasetItems = TensorItems(concatenate(lazy))
     elif any(isinstance(inputs, Mapping | tuple) for inputs in lazy):
         raise RequestError("the clients' data must be of one form: tensors of all clients, or data sets of all.")
     else:
@@ -214,7 +214,7 @@ def read_targets(value: Any, label: str) -> tuple[Any, Tensor]:
         raise RequestError(f"{label}: its items cannot be read: {str(error).splitlines()[0]}.") from error
 
 
-def concatenate(parts: list[Any]) -> Any:
+def concatenate(parts: list[Inputs]) -> Inputs:
     """Return one structure of tensors from all clients' structures."""
     first = parts[0]
     if isinstance(first, Tensor):
@@ -237,7 +237,7 @@ def by_group(x: object, y: object, group: object) -> dict[str, ClientRows]:
     )
 
 
-def rows_by_client(source: Mapping[Any, Any] | Sequence[Any]) -> dict[str, ClientRows]:
+def rows_by_client(source: Any) -> dict[str, ClientRows]:
     """Return the rows of a dict by name, or of a list, by client."""
     by_name = source if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
     return require_equal_shapes({str(name): rows_of(value, f"client '{name}'") for name, value in by_name.items()})
@@ -288,7 +288,7 @@ def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def in_sequence(loader: DataLoader) -> Any:
+def in_sequence(loader: DataLoader) -> Iterable[Sequence[object]]:
     """Return a loader's batches with its rows in their original order, without shuffling."""
     rows: Any = loader.dataset
     if isinstance(rows, IterableDataset):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mooring.core.cohort import CohortData, Rows
 from mooring.core.errors import RequestError
+from mooring.core.items import DatasetItems, TensorItems
 from mooring.core.seeds import client_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 PARTS = ("train", "validation", "test")
 REGRESSION, BINARY, CLASSES, COUNT = "regression", "binary", "classes", "count"
@@ -35,9 +41,9 @@ class Clients:
     features: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_scale: float = 1.0
-    items: Any = None  # the items that `train.x` numbers, if inputs are not tensors (core/items.py)
+    items: TensorItems | DatasetItems | None = None  # that `train.x` numbers, if inputs are not tensors
     schema: Any = None  # conversion of the table to these arrays; None for arrays
-    placement: Any = None  # data frame (client, row, part): the part of each source row
+    placement: pd.DataFrame | None = None  # data frame (client, row, part): the part of each source row
     weights_from_column: Mapping[str, float] | None = None  # of a column of the table, by client
     has_random_parts: bool = False  # whether the parts were drawn at random, without a request for a split
     units: Mapping[str, Tensor] | None = None  # by part: each row's group; no fold may split a group
@@ -99,11 +105,11 @@ def require_finite(values: Tensor, label: str, role: str = "inputs") -> None:
 
 
 def from_arrays(
-    xs: Sequence[Any],
-    ys: Sequence[Any],
+    xs: Sequence[ArrayLike],
+    ys: Sequence[Sequence[float] | np.ndarray | Tensor],
     *,
     names: Sequence[str] | None = None,
-    parts: Sequence[Any] | None = None,
+    parts: Sequence[np.ndarray] | None = None,
     kind: str = REGRESSION,
     dtype: torch.dtype = torch.float64,
     **metadata: Any,

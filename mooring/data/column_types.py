@@ -6,7 +6,8 @@ Booleans are categories with the levels False and True. Dates are days since 197
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -34,13 +35,13 @@ def label(value: object) -> str:
     return str(value)
 
 
-def sort_levels(levels: Any) -> list[str]:
+def sort_levels(levels: Iterable[object]) -> list[str]:
     """Return levels sorted as numbers if all are numbers, else as text."""
-    levels = [str(level) for level in levels]
-    numbers = pd.to_numeric(pd.Series(levels, dtype=object), errors="coerce").to_numpy()
+    texts = [str(level) for level in levels]
+    numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy()
     if np.isnan(numbers).any():
-        return sorted(levels)
-    return [levels[i] for i in np.lexsort((levels, numbers))]
+        return sorted(texts)
+    return [texts[i] for i in np.lexsort((texts, numbers))]
 
 
 def to_categories(series: pd.Series) -> pd.Categorical:

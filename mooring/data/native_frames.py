@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 
-def to_pandas(value: object) -> Any:
+def to_pandas(value: object) -> object:
     """Return a data frame of any library as one of pandas; other values are unchanged."""
     if isinstance(value, pd.DataFrame) or not (hasattr(value, "columns") or hasattr(value, "column_names")):
         return value
@@ -19,6 +17,6 @@ def to_pandas(value: object) -> Any:
     return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else value
 
 
-def series_to_numpy(value: object) -> Any:
+def series_to_numpy(value: object) -> object:
     """Return a series of another library as an array; other values are unchanged."""
     return value.to_numpy() if hasattr(value, "to_numpy") and not isinstance(value, pd.Series) else value

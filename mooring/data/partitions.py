@@ -6,7 +6,7 @@ partitions. `y` [N] contains the labels.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sized
 
 import numpy as np
 
@@ -17,14 +17,14 @@ IID, CLASSES, SHARDS, DIRICHLET, GROUPS, POWERLAW = range(6)  # one random strea
 MAX_REDRAWS = 200  # attempts at a Dirichlet partition in which every client has enough rows
 
 
-def iid(y: Any, clients: int, seed: int = 0) -> list[np.ndarray]:
+def iid(y: Sized, clients: int, seed: int = 0) -> list[np.ndarray]:
     """Assign rows at random, in equal sizes up to one row; all rows are used."""
     rows = len(y)
     _require_rows(rows, clients)
     return np.array_split(generator(seed, "data", IID).permutation(rows), clients)
 
 
-def powerlaw_sizes(y: Any, clients: int, exponent: float = 1.0, seed: int = 0, *, least: int = 1) -> list[np.ndarray]:
+def powerlaw_sizes(y: Sized, clients: int, exponent: float = 1.0, seed: int = 0, *, least: int = 1) -> list[np.ndarray]:
     """Assign rows at random, in sizes that fall like rank^-exponent; all rows are used."""
     rng = generator(seed, "data", POWERLAW)
     sizes = powerlaw_counts(len(y), clients, exponent, rng, least=least)
@@ -63,7 +63,7 @@ def classes_per_client(y: object, clients: int, classes: int, seed: int = 0) -> 
     return rows_by_client
 
 
-def shards(y: Any, clients: int, shards_per_client: int, seed: int = 0) -> list[np.ndarray]:
+def shards(y: np.ndarray, clients: int, shards_per_client: int, seed: int = 0) -> list[np.ndarray]:
     """Cut rows, sorted by label, into clients * shards_per_client equal shards, assigned without replacement.
 
     A client has about that many classes: fewer if it draws two shards of a class, more if a shard crosses a border.

@@ -107,7 +107,7 @@ class Schema(BaseModel):
             raise RequestError(f"schema.json is not a schema of this version: {location}: {first['msg']}.") from failure
 
 
-def clip_outliers(values: Any, limits: tuple[float, float]) -> np.ndarray:
+def clip_outliers(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
     """Return cells with those beyond the limits clipped to 1 / OUTLIER_FACTOR of the distance to the limit."""
     low, high = limits
     centre, usual_distance = (low + high) / 2, (high - low) / 2 / OUTLIER_FACTOR

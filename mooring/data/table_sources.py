@@ -99,7 +99,7 @@ def table_of_clients(source: JsonObject, cells: CellReading = CLIENT_NAMES) -> T
     return Table(table.frame, table.title, "group", "y", origin=origin, row=row, x=inputs)
 
 
-def table_of_parts(source: Mapping[Any, Any]) -> Table:
+def table_of_parts(source: Mapping[object, object]) -> Table:
     """Return the table of clients whose rows come by part, or in batches."""
     rows_of_client = rows_by_client(source)
     sizes = [len(client_rows.y) for client_rows in rows_of_client.values()]

@@ -56,10 +56,10 @@ def count_phrase(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def quote_list(names: Iterable[Any], max_names: int = 12) -> str:
+def quote_list(names: Iterable[object], max_names: int = 12) -> str:
     """'a', 'b', 'c' and 4 more."""
-    names = [f"'{name}'" for name in names]
-    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
+    quoted = [f"'{name}'" for name in names]
+    return ", ".join(quoted[:max_names]) + (f" and {len(quoted) - max_names} more" if len(quoted) > max_names else "")
 
 
 def suggest_name(name: str, candidates: Iterable[str]) -> str:

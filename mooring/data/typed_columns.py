@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -273,7 +273,7 @@ def read_formats(
             yield ColumnReading(DATE, CellFormat(date=date), values, int((~np.isnan(values)).sum()))
 
 
-def not_bool(value: object) -> Any:
+def not_bool(value: object) -> object:
     return None if isinstance(value, bool | np.bool_) else value
 
 
@@ -340,7 +340,7 @@ def find_ambiguity(readings: list[ColumnReading], best: ColumnReading, hint: str
 
 def convert_column(series: pd.Series, reading: ColumnReading, stray: np.ndarray) -> pd.Series:
     """Return the column's values; cells that cannot be read stay text."""
-    values: Any = reading.values
+    values = reading.values
     if reading.kind == DATE:
         out = pd.Series(pd.to_datetime(values, unit="D", errors="coerce"), index=series.index)
         out = out.dt.round("s")

@@ -67,7 +67,7 @@ def benchmark(
     *,
     seeds: int = 3,
     tune: bool = True,
-    grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    grids: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
     progress: OnProgress = ignore_progress,
     trust_code: bool = False,
     **options: Any,
@@ -127,7 +127,7 @@ def expand_methods(methods: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def list_settings(name: str, grid: Mapping[str, Sequence[Any]] | None, tune: bool) -> list[str]:
+def list_settings(name: str, grid: Mapping[str, Sequence[object]] | None, tune: bool) -> list[str]:
     """The settings of a method that validation rows choose from, as `compare` takes them; its defaults come first."""
     settings = [name]
     if grid is None and tune and not is_spec(name) and " " not in name:

@@ -6,8 +6,6 @@ and the messages. States that are not in use are in an unnamed file, from which 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -24,7 +22,7 @@ class ClientStates:
     def __init__(self, first: StateTree, clients: int):
         self.first = first
         self.merged = torch.zeros(clients, dtype=torch.long)  # the round of each client's last merged reply
-        self.fields: Any = None  # allocated when the first reply is merged
+        self.fields: StateTree = None  # allocated when the first reply is merged
 
     def take(self, position: Tensor) -> StateTree:
         if self.fields is None:

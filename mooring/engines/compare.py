@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import pandas as pd
+from torch import Tensor
 
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.types import JsonObject, NamedValues
@@ -140,9 +141,9 @@ def resume_comparison(
 class InMemoryInputs(NamedTuple):
     """Inputs that a run file cannot contain."""
 
-    source: Any
-    model: Any
-    loss: Any
+    source: object
+    model: object
+    loss: object
     own: Mapping[str, type[AnyAlgorithm]]
 
 
@@ -260,14 +261,14 @@ def run_methods(
             ]
             curves[label] = frame.loc[frame["test_loss"].notna(), curve_columns].assign(method=label)
     losses = {label: columns[label] for label in methods}
-    sizes = {"rows": total_rows(job), "test": job.clients.test.size.numpy()}
+    sizes = {"rows": total_rows(job).numpy(), "test": job.clients.test.size.numpy()}
     accuracies = {f"{label} {ACCURACY}": accuracy[label] for label in methods if label in accuracy}
     clients = pd.DataFrame({"client": job.clients.names, **sizes, **losses, **accuracies})
     ordered = pd.concat([curves[label] for label in methods], ignore_index=True)
     return pd.DataFrame([rows[label] for label in methods]), clients, ordered
 
 
-def label_methods(job: Job) -> list[tuple[str, Any]]:
+def label_methods(job: Job) -> list[tuple[str, AnyAlgorithm]]:
     """Return each method with its name; if a name occurs twice, with the fields in which its settings differ."""
     algorithms = job.algorithms()
     names = [a.name for a in algorithms]
@@ -324,8 +325,9 @@ def run_method(
     return trained, progress.records
 
 
-def total_rows(job: Job) -> Any:
-    return sum(getattr(job.clients, part).size for part in ("train", "validation", "test")).numpy()
+def total_rows(job: Job) -> Tensor:
+    """[m]: the rows of each client."""
+    return job.clients.train.size + job.clients.validation.size + job.clients.test.size
 
 
 def as_json(result: Comparison) -> JsonObject:

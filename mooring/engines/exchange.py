@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -78,7 +78,7 @@ class Exchange(Protocol):
     def roster(self) -> ClientRoster: ...
 
     @property
-    def pattern(self) -> Any:
+    def pattern(self) -> StateTree:
         """The required form of one client's message [1, ...], if messages are passed on as received
         (`guard.pattern_of` makes it after `begin`); None if they are made in this process, with one shape."""
         ...

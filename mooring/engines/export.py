@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from mooring.engines.exported_models import onnx_bytes, sklearn_coefficients
 from mooring.engines.saved_run import SavedRun, open
 from mooring.runs.atomic_files import csv_bytes, to_json
 from mooring.runs.directory import SCHEMA_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def export(
@@ -48,7 +51,7 @@ def as_sklearn(run: SavedRun, client: str | None) -> bytes:
     global_models = {"global": run.global_} if client is None else {}
     chosen = run.models if client is None else {client: run.vector(client)}
 
-    def numbers(w: Any) -> JsonObject:
+    def numbers(w: Tensor) -> JsonObject:
         return sklearn_coefficients(run.task, w, scaling, run.schema.kind)
 
     columns = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}
@@ -96,7 +99,7 @@ class StandardizedModule(nn.Module):
         return self.module((x - self.mean) / self.scale)
 
 
-def client_coefficients(run: SavedRun, client: str | None) -> Any:
+def client_coefficients(run: SavedRun, client: str | None) -> pd.DataFrame:
     table = run.coefficients
     return table if client is None else table[table["client"] == client]
 

@@ -11,7 +11,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from mooring.data.column_types import client_name
 from mooring.engines.coefficients import Scaling, to_data_units
 from mooring.runs.atomic_files import read_bytes
 
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
+
 SKLEARN_TASKS = ("linear", "logistic")  # tasks whose models scikit-learn has
 
 
@@ -35,7 +38,7 @@ def sklearn_coefficients(task: Task, w: Tensor, scaling: Scaling, kind: str) -> 
     return {"coef_": (slopes[0, 0] if single_output else slopes[0]).tolist(), "intercept_": intercept[0].tolist()}
 
 
-def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
+def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> BaseEstimator:
     """A fitted LinearRegression or LogisticRegression."""
     if task.name not in SKLEARN_TASKS:
         raise RequestError(
@@ -46,7 +49,7 @@ def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
     return _estimator(header, sklearn_coefficients(task, w, scaling, kind))
 
 
-def load_sklearn(path: str | Path, client: object = None) -> Any:
+def load_sklearn(path: str | Path, client: object = None) -> BaseEstimator:
     """A client's estimator (default: the global one) from a file of `mooring export RUN --to sklearn`."""
     try:
         content = json.loads(read_bytes(path))
@@ -61,7 +64,7 @@ def load_sklearn(path: str | Path, client: object = None) -> Any:
     return _estimator(content, shared if client is None else models[client_name(client)])
 
 
-def _estimator(header: NamedValues, numbers: NamedValues) -> Any:
+def _estimator(header: NamedValues, numbers: NamedValues) -> BaseEstimator:
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
     estimator = LinearRegression() if header["kind"] == REGRESSION else LogisticRegression()

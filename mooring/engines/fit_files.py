@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import pandas as pd
 
@@ -104,7 +103,7 @@ def write_trained(
     directory.write_models(models(trained.used))
 
 
-def describe_task(job: Job) -> tuple[JsonObject, Any]:
+def describe_task(job: Job) -> tuple[JsonObject, list[JsonObject]]:
     """Return the description of the task and of the order of parameters in a models file."""
     task = job.task
     description: JsonObject = {

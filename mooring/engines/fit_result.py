@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 import torch
@@ -26,6 +26,9 @@ from mooring.runs.directory import (
     RunDirectory,
 )
 from mooring.tasks.network import NetworkTask, build_module
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
 
 MAX_SHOWN_CLIENTS = 4  # clients that a result shows when it is printed
 
@@ -79,9 +82,7 @@ class FitResult:
 
     job: Job
     trained: TrainedModels
-    summary: dict[
-        str, Any
-    ]  # metric; local, pooled, personal: test losses; improvement_over_local, ...; checkpoint; rounds
+    summary: JsonObject  # metric; local, pooled, personal: test losses; improvement_over_local, ...; checkpoint; rounds
     clients: pd.DataFrame
     rounds: pd.DataFrame
     run: Path | None
@@ -109,7 +110,7 @@ class FitResult:
         ]
         return "\n".join(lines)
 
-    def _first_clients(self) -> list[Any]:
+    def _first_clients(self) -> list[JsonObject]:
         return self.clients.head(MAX_SHOWN_CLIENTS).to_dict("records")
 
     @property
@@ -141,7 +142,7 @@ class FitResult:
         clients = self.job.clients
         return build_module(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
 
-    def model(self, client: str | None = None) -> Any:
+    def model(self, client: str | None = None) -> nn.Module | BaseEstimator:
         """A client's model (default: the global one), ready to be used: a network, or for linear and logistic tasks an
         estimator of scikit-learn's on the encoded columns in the units of the data."""
         if isinstance(self.job.task, NetworkTask):
@@ -166,9 +167,9 @@ def as_json(result: FitResult | RunDirectory) -> JsonObject:
 
 def predict_arrays(task: Task, w: Tensor, x: object) -> Tensor:
     """Predictions of the model w [d] for rows x: see `FitResult.predict`."""
-    found = find_items(x) if isinstance(task, NetworkTask) else None
-    if isinstance(task, NetworkTask) and found is not None:
-        return task.predict_items(w, *found)
+    items = find_items(x) if isinstance(task, NetworkTask) else None
+    if isinstance(task, NetworkTask) and items is not None:
+        return task.predict_items(w, *items)
     inputs = torch.as_tensor(x)
     inputs = inputs.to(task.dtype) if inputs.dtype.is_floating_point else inputs
     if isinstance(task, NetworkTask) and task.items is not None:  # its rows are numbers of items
@@ -176,7 +177,18 @@ def predict_arrays(task: Task, w: Tensor, x: object) -> Tensor:
     return task.predict(w[None], inputs[None])[0]
 
 
-def to_target_units(clients: Any, prediction: Tensor) -> Tensor:
+class HasTargetUnits(Protocol):
+    """The target of a fit: its kind, and its units."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def target_mean(self) -> float: ...
+    @property
+    def target_scale(self) -> float: ...
+
+
+def to_target_units(clients: HasTargetUnits, prediction: Tensor) -> Tensor:
     """Return a standardized prediction in the target's own units; probabilities are unchanged."""
     if clients.kind != REGRESSION:
         return prediction

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.core.types import NamedValues
@@ -13,7 +12,7 @@ from mooring.data.tables import require_column
 from mooring.runs.run_file_template import render_run_file
 
 MIN_CLIENT_ROWS = 5  # rows below which clients are asked about
-Ask = Callable[..., Any]  # (question, default=...) -> answer
+Ask = Callable[..., str]  # (question, default=...) -> answer
 
 
 def write_run_file(source: str, name: str, options: NamedValues, ask: Ask | None) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.hyperparameters import auto_batch
 from mooring.core.cohort import HasSummary, chunk_size
 from mooring.core.errors import RequestError
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.participation import cohort_size
 from mooring.engines.training_state import make_plan
@@ -30,7 +31,7 @@ SECONDS_PER_NETWORK_STEP = 5e-5  # of each step of each client of a large networ
 MIN_SAVING_FACTOR = 2.0  # a kernel must save this many times its compilation
 
 
-def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
+def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[AnyAlgorithm]) -> tuple[RunFile, Task]:
     """The run with `training.kernels` and `training.chunk` resolved, and its task accordingly."""
     requested, can = run.training.kernels, has_compiled_steps(task)
     if requested == "numba" and not can:
@@ -54,7 +55,7 @@ def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence
     return resolved, compile_steps(task) if chosen == "numba" else task
 
 
-def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> float:
+def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[AnyAlgorithm]) -> float:
     """Estimate the seconds that compiled kernels would save of all local SGD of a run, from its sizes."""
     plan = make_plan(run.training)
     cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()
@@ -63,12 +64,13 @@ def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: 
         have = {field.name for field in fields(algorithm)}
         if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
             continue
-        batch = auto_batch(task) if algorithm.batch == "auto" else algorithm.batch
+        work: JsonObject = vars(algorithm)
+        batch = auto_batch(task) if work["batch"] == "auto" else work["batch"]
         if not batch and isinstance(task, HasSummary):
             continue  # steps on summaries of all rows
-        steps = float(algorithm.steps)
+        steps = float(work["steps"])
         if getattr(algorithm, "epochs", 0):
-            steps = algorithm.epochs * float(batches_per_epoch(clients.train.size, batch or None).double().mean())
+            steps = work["epochs"] * float(batches_per_epoch(clients.train.size, batch or None).double().mean())
         height = float(rows.clamp(max=batch).mean() if batch else rows.mean())
         if isinstance(task, NetworkTask):
             seconds += plan.rounds * steps * cohort * SECONDS_PER_NETWORK_STEP

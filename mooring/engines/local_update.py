@@ -5,8 +5,6 @@ The simulator calls these on chunks of hundreds, a client of a deployment on its
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -32,7 +30,7 @@ def client_update(
     data: CohortData,
     round: Round,
     meter: CostMeter,
-) -> tuple[Any, Any]:
+) -> tuple[StateTree, StateTree]:
     """Run a local update: return new states and messages; `meter` counts the work."""
     return algorithm.client_update(server, client, count_costs(task, meter), data, round)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -224,7 +224,7 @@ def finish_training(training: Training) -> TrainingOutcome:
 
 def resolve(
     algorithm: AnyAlgorithm, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None
-) -> tuple[Any, Any]:
+) -> tuple[AnyAlgorithm, StateTree]:
     """The algorithm with all its fields as numbers, and the server's first state; the clients receive both.
 
     The first model is the task's own for this seed, unless `w0` is given.

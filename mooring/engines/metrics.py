@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -164,29 +165,31 @@ def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarr
         return np.where(pairs > 0, right / pairs, np.nan)
 
 
-def improvement_pct(other: Any, loss: Any) -> Any:
+def improvement_pct(other: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """Return the improvement of a loss over another, in percent of the other."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return 100 * (other - loss) / np.where(np.asarray(other) > 0, other, np.nan)
 
 
-def mean_improvement(rows: Any, other: Any, loss: Any, level: float = CONFIDENCE_LEVEL) -> dict[str, float] | None:
+def mean_improvement(
+    rows: ArrayLike, other: ArrayLike, loss: ArrayLike, level: float = CONFIDENCE_LEVEL
+) -> dict[str, float] | None:
     """Return the improvement of a mean loss over rows over another, with Student's interval over clients.
 
     `other` and `loss` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
     no client has both. A loss falls by at most all of the other one, and so does the interval.
     """
-    rows, other, loss = (np.asarray(part, dtype=float) for part in (rows, other, loss))
-    is_known = (rows > 0) & np.isfinite(other) & np.isfinite(loss)
-    rows, other, loss = rows[is_known], other[is_known], loss[is_known]
-    m, total = len(rows), rows.sum()
+    n, before, after = (np.asarray(part, dtype=float) for part in (rows, other, loss))
+    is_known = (n > 0) & np.isfinite(before) & np.isfinite(after)
+    n, before, after = n[is_known], before[is_known], after[is_known]
+    m, total = len(n), n.sum()
     if m == 0:
         return None
-    mean = float(rows @ (other - loss) / total)
-    residual = rows * (other - loss - mean)
+    mean = float(n @ (before - after) / total)
+    residual = n * (before - after - mean)
     error = float(np.sqrt(residual @ residual * m / (m - 1)) / total) if m > 1 else np.inf
     reach = float(stdtrit(max(m - 1, 1), (1 + level) / 2)) * error
-    base = float(rows @ other / total)
+    base = float(n @ before / total)
     high = min(mean + reach, base) if base > 0 else mean + reach
     values = {"mean": mean, "ci_low": mean - reach, "ci_high": high}
     bounds = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": high}

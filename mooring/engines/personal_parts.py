@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, personal_mask
 from mooring.core.types import NamedValues
 
-_TYPES: dict[Any, Any] = {}
+StateType = type[StateTree]  # a NamedTuple of tensors
+_TYPES: dict[tuple[StateType, tuple[str, ...]], StateType] = {}
 MOVES_BEYOND_THE_MEAN = ("feddyn",)  # algorithms whose server adds a state to the mean model
 OWN = "own_"  # begins the names of a client's copies of the server's tensors
 PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
@@ -50,7 +51,7 @@ def name_personal_parts(settings: NamedValues, model: object) -> NamedValues:
     return {**settings, "personal": ",".join(personal)}
 
 
-def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> Any:
+def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> AnyAlgorithm:
     """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
     check_buffers(algorithm, task)
     mask = personal_mask(task, () if _splits_itself(algorithm) else getattr(algorithm, "personal", ()))
@@ -61,7 +62,7 @@ def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> Any:
         raise RequestError(f"{algorithm.name}: clusters have no personal parts; set buffers = 'average' or 'frozen'.")
     if getattr(algorithm, "output", "last") == "average" or getattr(algorithm, "agnostic", 0):
         raise RequestError(f"{algorithm.name}: personal parts do not go with output = 'average' or agnostic > 0.")
-    return PersonalParts(algorithm, mask)
+    return cast(AnyAlgorithm, PersonalParts(algorithm, mask))
 
 
 def check_buffers(algorithm: AnyAlgorithm, task: Task) -> None:
@@ -84,7 +85,7 @@ def _splits_itself(algorithm: AnyAlgorithm) -> bool:
     return kinds != [LocalWork]
 
 
-def _state_type(kind: Any, own: tuple[str, ...]) -> Any:
+def _state_type(kind: StateType, own: tuple[str, ...]) -> StateType:
     """A NamedTuple with the fields of an algorithm's client state and a client's own copies."""
     if (kind, own) not in _TYPES:
         _TYPES[kind, own] = namedtuple(kind.__name__, (*kind._fields, *(OWN + name for name in own)))
@@ -150,14 +151,14 @@ class PersonalParts:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Any, Any]:
+    def init(self, task: Task, w0: Tensor) -> tuple[StateTree, StateTree]:
         server, client = self._algorithm.init(task, w0)
         names = tuple(name for name in server._fields if self._is_split(name, server))
         return server, _state_type(type(client), names)(*client, *(getattr(server, n)[self._personal] for n in names))
 
     def client_update(
         self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round
-    ) -> tuple[Any, Any]:
+    ) -> tuple[StateTree, StateTree]:
         own = self._own_copies(client)
         visible = self._visible_server(server, own, len(data))
         state, message = self._algorithm.client_update(visible, client, task, data, round)
@@ -213,7 +214,7 @@ class PersonalParts:
             visible[name] = full
         return server._replace(**visible)
 
-    def _map(self, message: StateTree, change: Any, size: int | None = None) -> StateTree:
+    def _map(self, message: StateTree, change: Callable[[Tensor], Tensor], size: int | None = None) -> StateTree:
         """The message with its tensors of one number per coefficient changed."""
         if message is None:
             return None

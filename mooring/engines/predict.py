@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,7 @@ from mooring.runs.purposes import PURPOSES
 NO_CLIENT = ""  # the owner of a row whose client cell is empty
 
 
-def read_task_and_schema(directory: RunDirectory) -> tuple[Any, Schema]:
+def read_task_and_schema(directory: RunDirectory) -> tuple[Task, Schema]:
     """The task and the schema of a run that was made from a table."""
     return read_task(directory), read_schema(directory)
 
@@ -132,12 +131,12 @@ def predict_rows(
             "global model."
         )
     position = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
-    output: Any = None
+    output = np.zeros(0)
     for client_position in np.unique(position):
         place_rows = np.flatnonzero(position == client_position)
         w = models.common if client_position < 0 or models.personal is None else models.personal[int(client_position)]
         part = task.predict(w[None], torch.as_tensor(x[place_rows]).to(task.dtype)[None])[0].detach().double().numpy()
-        output = np.full((len(owners), *part.shape[1:]), np.nan) if output is None else output
+        output = np.full((len(owners), *part.shape[1:]), np.nan) if not len(output) else output
         output[place_rows] = part
     if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network with one logit
         output = np.stack([1 - output, output], 1)
@@ -163,7 +162,7 @@ def predict_rows(
 
 
 def interval_columns(
-    prediction: object, owners: np.ndarray, schema: Schema, scores: IntervalScores | None, level: float
+    prediction: pd.Series, owners: np.ndarray, schema: Schema, scores: IntervalScores | None, level: float
 ) -> dict[str, np.ndarray]:
     """Return the ends of each row's prediction interval."""
     if not 0 < level < 1:
@@ -196,7 +195,7 @@ def row_clients(
     raise RequestError(f"the rows have no column '{schema.client}' that identifies the client; name one with --client.")
 
 
-def prediction_table(output: Any, owners: np.ndarray, schema: Schema) -> pd.DataFrame:
+def prediction_table(output: np.ndarray, owners: np.ndarray, schema: Schema) -> pd.DataFrame:
     """Return predictions as a table, in the target's own units and classes."""
     frame = pd.DataFrame({"client": owners})
     if schema.kind == REGRESSION:

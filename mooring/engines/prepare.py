@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import torch
 from torch import nn
@@ -118,14 +118,14 @@ def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> boo
     return bool((as_is - y).square().mean() < (output - y).square().mean())
 
 
-def read_clients(run: RunFile, source: Any = None, standardise: bool = True) -> Clients:
+def read_clients(run: RunFile, source: object = None, standardise: bool = True) -> Clients:
     data = run.data
     if source is None:
         if data.source == IN_MEMORY:
             raise RequestError("this run's data were in memory; pass the same data again from Python.")
         source = data.source
     if is_pooled(source):
-        return load_dataset(source, data.data_dir, **partition_options(run))
+        return load_dataset(str(source), data.data_dir, **partition_options(run))
     wide = run.task.model is None and run.task.name != "module"
     if not wide and client_arrays.is_client_arrays(source):
         return client_arrays.load_client_arrays(source, standardise=standardise, **load_options(run))

@@ -21,7 +21,7 @@ import math
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from mooring.core.types import JsonObject
 from mooring.engines.reply_checks import clip_messages
 from mooring.runs.atomic_files import json_bytes as sealed_json
 from mooring.runs.atomic_files import read_json, sync_directory, temporary_path, write_error, write_json
+
+if TYPE_CHECKING:
+    from mooring.engines.training_state import TrainingPlan
 
 LEDGER_FILE, NOISE_KEY_FILE = "privacy.json", "noise.key"
 DEFAULT_DELTA = 1e-5  # unless it is set
@@ -50,7 +53,7 @@ def compute_epsilon(noise: float, releases: int, delta: float) -> float:
     return float(get_epsilon_gaussian(noise / math.sqrt(releases), delta))
 
 
-def make_private_mean(plan: Any, clients: int, directory: Path | None = None) -> PrivateMean | None:
+def make_private_mean(plan: TrainingPlan, clients: int, directory: Path | None = None) -> PrivateMean | None:
     """Return the private mean of a plan with noise; None without noise."""
     if plan.noise is None or plan.clip is None:
         return None

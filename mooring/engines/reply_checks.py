@@ -13,7 +13,7 @@ overflows and crude attacks; robust averages stop careful attackers (`core/aggre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ def largest_entries(flat: Tensor) -> Tensor:
     return torch.maximum(flat.amax(1).double(), -flat.amin(1).double())
 
 
-def describe_mismatch(message: StateTree, pattern: Any) -> str | None:
+def describe_mismatch(message: StateTree, pattern: StateTree) -> str | None:
     """Return why one client's message does not match `pattern`; None if it does."""
     if isinstance(pattern, Tensor) or pattern is None:
         return _describe_difference("its reply", message, pattern)
@@ -107,7 +107,7 @@ def _describe_difference(label: str, value: object, right: Tensor | None) -> str
     return None
 
 
-def message_pattern(algorithm: AnyAlgorithm, task: Task, w0: Tensor, x: Tensor, y: Tensor) -> Any:
+def message_pattern(algorithm: AnyAlgorithm, task: Task, w0: Tensor, x: Tensor, y: Tensor) -> StateTree:
     """One client's message [1, ...] as it must look: the resolved algorithm applied to one row, x [1, ...], y [1]."""
     rows = Rows.stack([torch.zeros_like(x)], [torch.zeros_like(y)])
     index = torch.tensor([0])
@@ -161,7 +161,7 @@ def check_weights(names: Sequence[str], p: Tensor) -> None:
         raise RequestError("no client has any weight: there are no training rows.")
 
 
-def check_sizes(names: Sequence[str], sizes: Sequence[Any]) -> Tensor:
+def check_sizes(names: Sequence[str], sizes: Sequence[float]) -> Tensor:
     """[m] the numbers of rows that clients report, refused by name if they are invalid."""
     for name, size in zip(names, sizes):
         is_valid = isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size <= MAX_REPORTED_ROWS

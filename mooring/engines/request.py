@@ -36,13 +36,13 @@ Tables = JsonObject
 
 
 def request(
-    source: Any,
+    source: object,
     *,
     purpose: str,
     algorithm: str | AnyAlgorithm | None = None,
-    methods: Sequence[Any] | None = None,
+    methods: Sequence[str | AnyAlgorithm] | None = None,
     settings: NamedValues | None = None,
-    model: Any = None,
+    model: object = None,
     trust_code: bool = False,
     reads_source: bool = True,
     **options: Any,
@@ -81,7 +81,8 @@ def request(
         }
         code = [*file_values["task"].values(), *(entry["name"] for entry in sections if entry["name"] not in passed)]
         code.append(partition_name(file_values["data"]))
-        check_trusted_files(code, file_values["data"] if reads_source else {}, source, Path(source).parent, trust_code)
+        path = Path(str(source))
+        check_trusted_files(code, file_values["data"] if reads_source else {}, path, path.parent, trust_code)
     check_trusted_files(
         passed,
         options_by_section["data"] if file else {**options_by_section["data"], "source": source},
@@ -148,7 +149,7 @@ def user_code_specs(run: RunFile) -> list[str]:
     return [str(spec) for spec in named if is_spec(spec)]
 
 
-def partition_name(data: NamedValues) -> Any:
+def partition_name(data: NamedValues) -> object:
     """The name of the partition in a section [data], which may be a file and a function in it; None without one."""
     return (data.get("partition") or {}).get("partition")
 
@@ -159,7 +160,7 @@ def check_trusted_run(run: RunFile, folder: Path, trust_code: bool = False) -> N
 
 
 def check_trusted_files(
-    code: Iterable[Any],
+    code: Iterable[object],
     data: Tables,
     origin: str | Path,
     folder: Path = Path(),
@@ -227,7 +228,7 @@ def listed_methods(file: Tables) -> list[Tables]:
     return [file["algorithm"]] if "algorithm" in file else file.get("algorithms", [])
 
 
-def user_classes(algorithms: Sequence[Any]) -> dict[str, type[AnyAlgorithm]]:
+def user_classes(algorithms: Sequence[object]) -> dict[str, type[AnyAlgorithm]]:
     """The classes of the algorithms among these that were given as objects, by the names that run files give them."""
     return {reference_of(algorithm): type(algorithm) for algorithm in algorithms if isinstance(algorithm, Algorithm)}
 
@@ -254,7 +255,7 @@ def method_to_fit(
 
 
 def methods_to_compare(
-    file_methods: list[Tables], methods: Sequence[Any] | None, settings: NamedValues
+    file_methods: list[Tables], methods: Sequence[str | AnyAlgorithm] | None, settings: NamedValues
 ) -> list[Tables]:
     """Return the sections [[algorithms]]: the requested ones, the run file's (a single one with baselines), or the
     default."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from mooring.engines.request import check_trusted_run
 from mooring.runs.atomic_files import frame_from_rows
 from mooring.runs.directory import SCHEMA_FILE, RunDirectory, StoredModels, method_folder, open_run
 from mooring.tasks.network import NetworkTask, build_module
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
 
 
 class RunTables(NamedTuple):
@@ -62,7 +65,7 @@ class SavedRun:
     method: str | None  # the algorithm whose models these are
     directory: RunDirectory  # of the models: a comparison has one per method
     notes: list[str]
-    in_memory: tuple[Any, Any] = (None, None)  # a model and a loss that were in memory
+    in_memory: tuple[object, object] = (None, None)  # a model and a loss that were in memory
 
     @cached_property
     def saved(self) -> StoredModels:
@@ -119,7 +122,7 @@ class SavedRun:
             )
         return self.models[name]
 
-    def predict(self, source: object, client: object = None, interval: float | None = None) -> Any:
+    def predict(self, source: object, client: object = None, interval: float | None = None) -> pd.DataFrame | Tensor:
         """Return one row per row of a table, each predicted by its own client's model, or all by that of `client`.
 
         Unknown clients and cells without a client raise warnings. A run that
@@ -153,7 +156,7 @@ class SavedRun:
             self.task, self.vector(client), description.get("target_mean", 0.0), description.get("target_scale", 1.0)
         )
 
-    def model(self, client: object = None) -> Any:
+    def model(self, client: object = None) -> nn.Module | BaseEstimator:
         """A client's model (default: the global one), ready to be used: a network, or an estimator of scikit-learn's
         that takes the columns of `inputs`."""
         if isinstance(self.task, NetworkTask):

@@ -29,7 +29,7 @@ class SimulationResult(NamedTuple):
     plan: TrainingPlan
 
     @property
-    def server(self) -> Any:
+    def server(self) -> StateTree:
         """The server's state after the last round."""
         return self.outcome.state.server
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,10 +44,10 @@ class Simulator:
         self.algorithm: AnyAlgorithm  # set by `begin`
         self.states: ClientStates
         self.best: ClientStates | None = None
-        self._pending: Any = None
+        self._pending: StateTree = None  # the cohort and its new states, until they are accepted
         self.metrics: Mapping[str, metrics.Metric] = {}  # the user's, of all evaluations
         self.measures_validation = False  # whether validation rows are measured as test rows are
-        self._used: Any = None  # the last round's states and messages, whose memory is reused
+        self._used: StateTree = None  # the last round's states and messages, whose memory is reused
 
     @cached_property
     def roster(self) -> ClientRoster:
@@ -69,7 +68,7 @@ class Simulator:
         meters: dict[int, CostMeter] = {}
         meter, data, visible = CostMeter(), self.data.select(cohort), visible_state(self.algorithm, server)
 
-        def update_block(block: Tensor) -> Any:
+        def update_block(block: Tensor) -> tuple[StateTree, StateTree]:
             block_meter, client = CostMeter(), self.states.take(cohort[block])
             try:
                 return local_update.client_update(
@@ -174,7 +173,7 @@ class Simulator:
 
 def resolve(
     algorithm: AnyAlgorithm, task: Task, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
-) -> tuple[Any, Simulator, Any]:
+) -> tuple[AnyAlgorithm, Simulator, StateTree]:
     """Return the resolved algorithm, a simulator of these clients, and the server's first state."""
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     resolved, server = loop.resolve(algorithm, task, exchange, seed)

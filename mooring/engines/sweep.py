@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from mooring.engines.exchange import Replies, visible_state
 from mooring.engines.loop import RoundRequest, TrainingSteps
 from mooring.engines.simulator import Simulator, StatisticsCache
 from mooring.engines.training_state import Evaluation, TrainingPlan, TrainingState
+
+T = TypeVar("T")
 
 
 class Variant(NamedTuple):
@@ -84,13 +86,13 @@ def max_runs_per_cohort(task: Task, clients: Clients, cohort: int, chunk: int = 
 
 def group_methods(methods: NamedValues, max_size: int) -> list[list[str]]:
     """The names of algorithms in groups of at most `max_size` that may be trained together."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[object, list[str]] = {}
     for name, algorithm in methods.items():
         groups.setdefault(_likeness(algorithm), []).append(name)
     return [group[k : k + max_size] for group in groups.values() for k in range(0, len(group), max_size)]
 
 
-def run_together(runs: Sequence[TrainingSteps[Any]], filled: bool = False) -> list[tuple[Any, float]]:
+def run_together(runs: Sequence[TrainingSteps[T]], filled: bool = False) -> list[tuple[T, float]]:
     """Return the result of each of several runs, and its seconds; local updates of similar runs are one.
 
     Runs in earlier rounds go first. A run that fails stops those after it; those before it are finished. `filled`: a
@@ -98,7 +100,7 @@ def run_together(runs: Sequence[TrainingSteps[Any]], filled: bool = False) -> li
     """
     clocks = [_Clocked(run, place) for place, run in enumerate(runs)]
     going, failure = list(clocks), None
-    replies: list[tuple[_Clocked, Replies | None, float]] = [(clock, None, 0.0) for clock in clocks]
+    replies: list[tuple[_Clocked[T], Replies | None, float]] = [(clock, None, 0.0) for clock in clocks]
     while replies:
         for clock, reply, share in replies:
             try:
@@ -106,7 +108,7 @@ def run_together(runs: Sequence[TrainingSteps[Any]], filled: bool = False) -> li
                     clock.advance(reply, share)
             except Exception as error:
                 going, failure = going[: going.index(clock)], error
-        going = [clock for clock in going if clock.request is not None]
+        going = [clock for clock in going if not clock.finished]
         groups, places = _next_groups(going), len(runs) if filled else 0
         replies = [answer for group in groups for answer in _collect_replies(group, len(runs) == 1, places)]
     if failure is not None:
@@ -114,12 +116,14 @@ def run_together(runs: Sequence[TrainingSteps[Any]], filled: bool = False) -> li
     return [(clock.result, clock.seconds) for clock in clocks]
 
 
-class _Clocked:
+class _Clocked(Generic[T]):
     """A run, its next request if it is not finished, and its own seconds, without those of other runs."""
 
-    def __init__(self, run: TrainingSteps[Any], place: int):
-        self.run, self.place, self.result = run, place, None
-        self.request: Any = None
+    def __init__(self, run: TrainingSteps[T], place: int):
+        self.run, self.place = run, place
+        self.result: T  # once it is finished
+        self.request: RoundRequest  # until it is finished
+        self.finished = False
         self.seconds, self.since = 0.0, time.perf_counter()
 
     def advance(self, replies: Replies | None, share: float) -> None:
@@ -131,18 +135,18 @@ class _Clocked:
             else:
                 self.request = self.run.send(replies._replace(elsewhere=begin - self.since - share))
         except StopIteration as end:
-            self.request, self.result = None, end.value
+            self.finished, self.result = True, end.value
         self.since = time.perf_counter()
         self.seconds += share + self.since - begin
 
 
-def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
+def _next_groups(runs: list[_Clocked[T]]) -> list[list[_Clocked[T]]]:
     """Return the runs in the earliest round, grouped by what can be trained together."""
     first = min((run.request.round.t for run in runs), default=0)
-    similar: dict[Any, list[_Clocked]] = {}
+    similar: dict[object, list[_Clocked[T]]] = {}
     for run in runs:
         if run.request.round.t == first:
-            at = run.request.exchange
+            at = _simulator(run.request)
             similar.setdefault((_likeness(at.algorithm), id(at.task), id(at.clients.train)), []).append(run)
     groups = []
     for group in similar.values():
@@ -152,16 +156,22 @@ def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
 
 
 def _max_runs(request: RoundRequest) -> int:
-    at: Any = request.exchange
+    at = _simulator(request)
     return max_runs_per_cohort(at.task, at.clients, len(request.cohort), at.chunk)
 
 
-def _collect_replies(group: list[_Clocked], is_single: bool, places: int) -> list[tuple[_Clocked, Replies, float]]:
+def _simulator(request: RoundRequest) -> Simulator:
+    return cast(Simulator, request.exchange)  # runs that are trained together are in this process
+
+
+def _collect_replies(
+    group: list[_Clocked[T]], is_single: bool, places: int
+) -> list[tuple[_Clocked[T], Replies, float]]:
     """Return each run's replies, and its share of the seconds; a group of one run is updated as others are, unless the
     run is single (`is_single`). Of the `places`, those without a run are filled."""
     begin = time.perf_counter()
     requests = [run.request for run in group]
-    if is_single or not _sweepable(requests[0].exchange.algorithm) or _max_runs(requests[0]) == 1:
+    if is_single or not _sweepable(_simulator(requests[0]).algorithm) or _max_runs(requests[0]) == 1:
         replies = [request.answer() for request in requests]
     elif places:
         seats = {run.place: run.request for run in group}
@@ -179,7 +189,7 @@ def update_cohorts_together(requests: Sequence[RoundRequest], selected: Sequence
     Blocks are those of one cohort, for all runs at once, if all cohorts are equal: a client is then padded as it always
     is, independently of other clients. Costs are divided equally.
     """
-    exchanges: list[Any] = [request.exchange for request in requests]
+    exchanges = [_simulator(request) for request in requests]
     cohorts, first = [request.cohort for request in requests], exchanges[0]
     owner = torch.repeat_interleave(torch.arange(len(requests)), len(cohorts[0]))
     seeds = np.array([request.round.seed for request in requests], dtype=np.uint64)[owner.numpy()]
@@ -196,7 +206,7 @@ def update_cohorts_together(requests: Sequence[RoundRequest], selected: Sequence
     }
     meters: list[CostMeter] = []
 
-    def update_block(block: Tensor) -> tuple[Any, Any]:
+    def update_block(block: Tensor) -> tuple[StateTree, StateTree]:
         owners, meter = owner[block], CostMeter()
         meters.append(meter)
         algorithm = _with(first.algorithm, {name: values[owners] for name, values in numbers.items()})
@@ -229,7 +239,7 @@ def _sweepable(algorithm: AnyAlgorithm) -> bool:
     return bool(free) and is_simple and not any(isinstance(value, PerClientPenalty) for value in free)
 
 
-def _likeness(algorithm: AnyAlgorithm) -> Any:
+def _likeness(algorithm: AnyAlgorithm) -> object:
     """Return a key that is equal for algorithms whose local updates can be one."""
     if not _sweepable(algorithm):
         return id(algorithm)
@@ -239,12 +249,12 @@ def _likeness(algorithm: AnyAlgorithm) -> Any:
     return type(algorithm), tuple((name, repr(getattr(algorithm, name))) for name in sorted(shared))
 
 
-def _row(server: StateTree) -> Any:
+def _row(server: StateTree) -> StateTree:
     """Return a server's state with a leading dimension."""
     return type(server)(*(None if part is None else part[None] for part in server))
 
 
-def _with(algorithm: AnyAlgorithm, numbers: dict[str, Tensor]) -> Any:
+def _with(algorithm: AnyAlgorithm, numbers: dict[str, Tensor]) -> AnyAlgorithm:
     """Return the algorithm with a number per row in these fields, without the checks of user input."""
     twin = object.__new__(type(algorithm))
     for field in fields(algorithm):

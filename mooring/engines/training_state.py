@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -69,7 +69,7 @@ class TrainingState:
     records: list[JsonObject] = field(default_factory=list)
     best: float = float("inf")  # the validation loss of the best round, or less its measure where higher is better
     best_round: int = 0
-    best_server: Any = None  # None while no round had a finite validation loss
+    best_server: StateTree = None  # None while no round had a finite validation loss
     evaluations_since_best: int = 0
     offenders: dict[int, str] = field(default_factory=dict)  # client -> latest reason for leaving it out
     left_out: dict[int, int] = field(default_factory=dict)  # client -> number of rounds
@@ -90,7 +90,7 @@ class TrainingOutcome(NamedTuple):
     best: Evaluation  # of the round with the best validation loss; the last one without validation rows
     rounds: int  # the planned number
 
-    def at(self, selection: str) -> tuple[Evaluation, Any]:
+    def at(self, selection: str) -> tuple[Evaluation, StateTree]:
         """The evaluation and the server's state of the last or of the best round."""
         if selection == LAST or self.best.t == self.last.t:
             return self.last, self.state.server

@@ -12,7 +12,7 @@ A ridge is part of the loss throughout. Models v are [m, d]; a single [d] stands
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def squared_errors(w: Tensor, v: Tensor, truths: Tensor, p: Tensor) -> Errors:
     return Errors(float((w - p @ truths).square().sum()), (v - truths).square().sum(1))
 
 
-def objective(task: Task, w: Tensor, v: Tensor, lam: Any, p: Tensor, rows: Rows) -> float:
+def objective(task: Task, w: Tensor, v: Tensor, lam: float | Tensor, p: Tensor, rows: Rows) -> float:
     """Phi; lam a number, [m] or [m, d]."""
     pull = broadcast_per_client(lam, v)
     return float(p @ (task.loss(v, rows.full(task)) + 0.5 * (pull * (v - w) ** 2).sum(1)))
@@ -53,7 +53,7 @@ class Minimum(NamedTuple):
     v: Tensor  # [m, d]
 
 
-def minimize_objective(task: Task, lam: Any, p: Tensor, rows: Rows) -> Minimum:
+def minimize_objective(task: Task, lam: float | Tensor, p: Tensor, rows: Rows) -> Minimum:
     """The exact minimizer of Phi for a task with a prox.
 
     Newton's method on F = sum_i p_i F_i, whose Hessian at w is sum_i p_i H_i (H_i + lam)^-1 lam at the prox; kinked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,7 +32,7 @@ class DesignMatrices(NamedTuple):
     random_names: list[str]
     dropped_rows: int
     transforms: JsonObject  # what the formula's transformations learned
-    levels: dict[str, list[Any]]  # by text column: its values
+    levels: dict[str, list[object]]  # by text column: its values
 
 
 class RowMatrices(NamedTuple):
@@ -84,7 +84,7 @@ def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices
     )
 
 
-def with_levels(frame: pd.DataFrame, levels: dict[str, list[Any]]) -> pd.DataFrame:
+def with_levels(frame: pd.DataFrame, levels: dict[str, list[object]]) -> pd.DataFrame:
     """The table with its text columns as categories of these values."""
     known = {name: frame[name].where(frame[name].isin(values)) for name, values in levels.items()}
     return frame.assign(**{name: pd.Categorical(known[name], categories=values) for name, values in levels.items()})

@@ -265,7 +265,7 @@ def check_checksum(path: str | Path, head: bytes, parts: Iterable[bytes | memory
         raise DamagedFile(f"{path} is damaged: it was cut or changed after it was saved.")
 
 
-def to_plain(value: object, real: Callable[[float], Any] = float) -> Any:
+def to_plain(value: object, real: Callable[[float], object] = float) -> Any:
     """Return arrays, tuples and dataclasses as numbers, text, lists and tables; a dataclass drops its Nones."""
     if isinstance(value, np.generic | np.ndarray | Tensor):
         value = value.tolist()
@@ -330,7 +330,7 @@ def frame_from_rows(rows: Sequence[NamedValues]) -> pd.DataFrame:
     return pd.DataFrame({name: _column([row.get(name) for row in rows]) for name in names})
 
 
-def _column(values: list[Any]) -> list[Any]:
+def _column(values: list[object]) -> list[object]:
     special_values = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     numbers = [
         special_values.get(value, value) if value is None or isinstance(value, str) else value for value in values
@@ -372,7 +372,7 @@ def excel_bytes(frame: pd.DataFrame) -> bytes:
     return content.getvalue()
 
 
-def _escape_formula(cell: object) -> Any:
+def _escape_formula(cell: object) -> object:
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     try:

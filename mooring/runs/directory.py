@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -69,7 +69,7 @@ class StoredModels(NamedTuple):
     personal: Tensor | None  # [m, d], in the order of `clients`; None if each client stores its own
     clients: tuple[str, ...]
     task: JsonObject  # description from which the task can be rebuilt
-    layout: Any  # how the d parameters split into the task's parts
+    layout: list[JsonObject]  # how the d parameters split into the task's parts
     centre: Tensor | None = None  # [d], center of the pull on new clients, if it is not the global model
     mix: StoredMixture | None = (
         None  # of advice that is solved exactly: new clients get the same average as its clients

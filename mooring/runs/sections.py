@@ -31,7 +31,7 @@ def installed_version() -> str:
         return "(not installed)"
 
 
-def _storable(value: object) -> Any:
+def _storable(value: object) -> object:
     """Return a value that TOML can store; tables lose their Nones and are sorted, so that equal runs give equal
     bytes."""
     import tomli_w
@@ -46,13 +46,13 @@ def _storable(value: object) -> Any:
     return value
 
 
-def _tidy(value: object) -> Any:
+def _tidy(value: object) -> object:
     if isinstance(value, dict):
         return {key: _tidy(value[key]) for key in sorted(value) if value[key] is not None}
     return [_tidy(item) for item in value] if isinstance(value, list) else value
 
 
-def _list(value: object) -> Any:
+def _list(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -90,12 +90,12 @@ def _is_attack(spec: str) -> str:
     return spec
 
 
-def _auto(value: object) -> Any:
+def _auto(value: object) -> object:
     """Return None for "auto", which on a command line overrides the value of a run file."""
     return None if value == "auto" else value
 
 
-def _per_cent(value: object) -> Any:
+def _per_cent(value: object) -> object:
     """ "1%" is 0.01."""
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
@@ -145,7 +145,7 @@ class OpenSection(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _sort(cls, table: object) -> Any:
+    def _sort(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
         return {key: table[key] for key in sorted(table) if table[key] is not None}
@@ -478,7 +478,7 @@ class Options(TypedDict, total=False):
     partition: NamedValues | None
     data_dir: str | None
     task: str | NamedValues | None
-    loss: str | Callable[..., Any] | None
+    loss: str | Callable[..., object] | None
     rounds: int | None
     participation: int | float | None
     weights: str | Mapping[str, float] | None

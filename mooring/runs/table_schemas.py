@@ -152,7 +152,7 @@ def _table(file: str, rows: Iterable[NamedValues], columns: pa.Schema) -> pa.Tab
     return pa.Table.from_arrays([pa.array(values[field], field.type) for field in filled], schema=schema)
 
 
-def _value(file: str, value: Any, field: pa.Field) -> Any:
+def _value(file: str, value: Any, field: pa.Field) -> object:
     if isinstance(value, float) and math.isnan(value):
         value = None  # a missing value in a data frame
     if value is not None and pa.types.is_float64(field.type):

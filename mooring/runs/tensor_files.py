@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -113,7 +113,7 @@ def flatten(prefix: str, state: StateTree) -> JsonObject:
     return flat
 
 
-def unflatten(template: Any, prefix: str, tensors: Mapping[str, Tensor]) -> Any:
+def unflatten(template: StateTree, prefix: str, tensors: Mapping[str, Tensor]) -> StateTree:
     """Return the state that `flatten` named; `template`, such as an initial state, has the same NamedTuples."""
     if prefix + _NOTHING in tensors:
         return None

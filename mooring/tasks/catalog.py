@@ -8,7 +8,7 @@ import inspect
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields, describe_unknown
@@ -63,7 +63,7 @@ def check_task_class(thing: object, name: str) -> type[Task]:
         raise RequestError(f"task {name!r} lacks {', '.join(missing)}.")
     if "features" not in {f.name for f in dataclasses.fields(thing)}:
         raise RequestError(f"task {name!r} needs a field `features`, the number of columns.")
-    metric: Any = thing.metric
+    metric: object = thing.metric
     if isinstance(metric, str) and metric not in METRICS and isinstance(thing.unit_power, property):
         raise RequestError(
             f"task {name!r}: its metric {metric!r} is a new one; state its unit by `unit_power`: 2 if it grows with "

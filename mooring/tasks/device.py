@@ -63,7 +63,7 @@ class Device:
         """A context after which torch's random generators are as before, those of the device included."""
         return torch.random.fork_rng(devices=[] if self.is_cpu else [self.device])
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context of forward passes."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.is_mixed else nullcontext()
 

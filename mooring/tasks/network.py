@@ -147,7 +147,7 @@ class NetworkTask(Task):
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.kernels = kernels
         self.frozen: frozenset[str] = frozenset()  # parameters that `freeze` leaves as they are
-        self.variants: dict[Any, NetworkTask] = {}  # tasks that were made from this one, to be used again
+        self.variants: dict[object, NetworkTask] = {}  # tasks that were made from this one, to be used again
         self.trainer: NetworkTrainer | None = None
 
     @property

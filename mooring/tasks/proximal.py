@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from mooring.core.cohort import Condensed
 from mooring.core.newton import conjugate_gradient, damped_newton
 from mooring.core.task import HasHessian, HasHessianProduct, HasProx, Task, require
 
@@ -22,7 +21,7 @@ def is_dense(task: Task) -> bool:
 
 
 def proximal_newton(
-    task: Task, pull: Tensor, center: Tensor, batch: Any, start: Tensor, tol: float | None = None
+    task: Task, pull: Tensor, center: Tensor, batch: Condensed, start: Tensor, tol: float | None = None
 ) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 

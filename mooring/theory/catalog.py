@@ -11,6 +11,7 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -19,7 +20,7 @@ from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.types import JsonObject
 
-Statement = Callable[..., Any]
+Statement = Callable[..., object]
 
 
 def theorems() -> dict[str, str]:
@@ -105,11 +106,11 @@ def evaluate(name: str, given: Sequence[str]) -> JsonObject:
         raise RequestError(f"theorem {name}: these quantities are inconsistent: {error}.") from error
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     return importlib.import_module(f"mooring.theory.{name}")
 
 
-def _value(name: str, key: str, text: str, kind: Any) -> Any:
+def _value(name: str, key: str, text: str, kind: Any) -> object:
     try:
         value = float(text) if text in ("inf", "-inf", "nan") else json.loads(text)
     except json.JSONDecodeError:

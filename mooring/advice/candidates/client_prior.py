@@ -19,7 +19,12 @@ from mooring.advice.candidates.lambda_path import PathPoint, PullShape, ridge_ma
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
 from mooring.estimates.random_effects import RandomEffects, deviance_gain
-from mooring.estimates.task_random_effects import SampledRandomEffects, available_forms, estimate_random_effects
+from mooring.estimates.task_random_effects import (
+    SampledRandomEffects,
+    VarianceForm,
+    available_forms,
+    estimate_random_effects,
+)
 
 SPREAD_DEVIANCE = 4.0  # deviance by which a variance must improve
 DIAGONAL_DEVIANCE, FURTHER_SPREAD_DEVIANCE = 2.0, 1.5  # the same for one per coefficient, and each further one
@@ -54,7 +59,7 @@ def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) ->
     """
     known = {prior.kind: prior.spread for prior in near}
 
-    def of_kind(kind: Any) -> list[SampledRandomEffects | None]:
+    def of_kind(kind: VarianceForm) -> list[SampledRandomEffects | None]:
         return [estimate_random_effects(task, rows, kind, known.get(kind))]
 
     estimates = []

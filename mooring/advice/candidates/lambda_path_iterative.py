@@ -9,14 +9,14 @@ envelope_path   other tasks with an exact prox, and where the interior point wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Batch, Rows
 from mooring.core.task import HasHessianProduct, HasProx, Task, require
 from mooring.tasks.linear_score import PiecewiseLinearTask
 
@@ -32,6 +32,7 @@ MAX_JOINT_NUMBERS = (
 )
 RELATIVE_ENVELOPE_TOLERANCE = 1e-10  # an envelope that falls by less, relative to its value, is at its lowest
 
+Batches = Iterable[tuple[Tensor, Batch]]  # clients, and their rows
 PathSolution = tuple[float, Tensor, Tensor]
 
 
@@ -107,7 +108,7 @@ def _center(v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor) -> Tensor:
     return (p * lam) @ v / ((p * lam).sum() + ridge)
 
 
-def _slopes(task: Any, batches: Any, v: Tensor, direction: Tensor | None) -> Tensor:
+def _slopes(task: Any, batches: Batches, v: Tensor, direction: Tensor | None) -> Tensor:
     """[m, d]: the gradients of L_i at v, or their Hessians times a direction."""
     out = torch.empty_like(v)
     for block, batch in batches:
@@ -127,7 +128,14 @@ def _norm(g: Tensor, p: Tensor) -> float:
 
 
 def _solve(
-    task: Task, batches: object, v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor, goal: float, moments: Tensor
+    task: Task,
+    batches: Batches,
+    v: Tensor,
+    p: Tensor,
+    lam: Tensor,
+    ridge: Tensor,
+    goal: float,
+    moments: Tensor,
 ) -> Tensor:
     is_global = bool(torch.isinf(lam).all())
     if is_global:
@@ -169,7 +177,13 @@ def _solve(
 
 
 def _conjugate(
-    product: Any, g: Tensor, p: Tensor, lam: Tensor, is_global: bool, moments: Tensor, enough: float
+    product: Callable[..., Tensor],
+    g: Tensor,
+    p: Tensor,
+    lam: Tensor,
+    is_global: bool,
+    moments: Tensor,
+    enough: float,
 ) -> Tensor:
     """Solve Hessian s = g to a residual of FORCING (or `enough`, if larger), in the inner product sum_i p_i <a_i, b_i>.
 

@@ -19,7 +19,7 @@ Section 3.2.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any
@@ -42,7 +42,7 @@ from mooring.advice.candidates.families import (
 from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.algorithms.hyperparameters import DEFAULT_BATCH_ROWS
 from mooring.algorithms.server_optimizers import SERVER_FIELDS
-from mooring.core.cohort import Round
+from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.types import JsonObject, NamedValues
@@ -97,7 +97,7 @@ class NetworkPlan:
 class Progress:
     """Tells the step, its place among all trainings, and the time left, as far as it can be estimated."""
 
-    def __init__(self, tell: OnProgress, trainings: int, clock: Any):
+    def __init__(self, tell: OnProgress, trainings: int, clock: Callable[[], float]):
         self.tell, self.trainings, self.clock = tell, trainings, clock
         self.began, self.done = clock(), 0.0
 
@@ -177,7 +177,7 @@ def choose_local_training(
     results = [result for result, _ in run_together(runs)]
     trained = {k: result for k, result in enumerate(results) if isinstance(result, TrainedModels)}
     if not trained:
-        raise results[0]
+        raise next(result for result in results if isinstance(result, Exception))
     best = min(trained, key=lambda k: trained[k].outcome.state.best)
     server = {name: value for name, value in variants[best].items() if name in SERVER_FIELDS}
     plain = {k for k in trained if k == best or not set(variants[k]) & set(SERVER_FIELDS) - set(given)}
@@ -193,7 +193,7 @@ def choose_local_training(
 
 def _train_variant(
     job: Job, variant: JsonObject, known: StatisticsCache, tell: OnProgress, callbacks: list[Callback]
-) -> TrainingSteps[Any]:
+) -> TrainingSteps[TrainedModels | Diverged | RequestError]:
     """FedAvg with a variant; the error of one that diverges, or is not for this network, is its result."""
     try:
         ready, exchange, server = resolve_for_job(build("fedavg", variant), job, known)
@@ -341,7 +341,7 @@ def finetune_locally(job: Job, w: Tensor, times: int, plan: NetworkPlan) -> Tens
 
 def resolve_for_job(
     algorithm: AnyAlgorithm, job: Job, known: StatisticsCache | None = None
-) -> tuple[Any, Simulator, Any]:
+) -> tuple[Any, Simulator, StateTree]:
     """The algorithm in numbers, the job's clients ready to be asked, and the server's first state."""
     exchange = make_simulator(job, known)
     ready, server = resolve(algorithm, job.task, exchange, job.run.training.seed)

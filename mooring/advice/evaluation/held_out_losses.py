@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mooring.core.client_functions import client_function
-from mooring.core.cohort import Batch
+from mooring.core.client_functions import ClientRows, client_function
+from mooring.core.cohort import Batch, StateTree
 from mooring.core.task import Task
 
 
@@ -82,7 +82,7 @@ class LossesByModel:
     """Losses of rows elsewhere: each fold's models are sent to their clients again, and sums come back."""
 
     task: Task
-    held: Sequence[Any]  # [folds], whom to ask
+    held: Sequence[ClientRows]  # [folds], whom to ask
     models: Sequence[Tensor]  # [folds], each [m, settings, d]
     known: dict[tuple[bytes, bytes], tuple[Tensor, Tensor]] = field(default_factory=dict)  # pairs that were asked for
 
@@ -104,7 +104,7 @@ class LossesByModel:
         return self.known[pairs]
 
     def _ask_apart(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        def of_fold(k: int) -> list[Any]:
+        def of_fold(k: int) -> list[StateTree]:
             rows = torch.arange(len(self.models[k]))[:, None]
             pair = (self.models[k][rows, which[:, k].T] for which in (first, second))  # each [m, pairs, d]
             return [sum_loss_gaps(self.task, self.held[k], *pair)]

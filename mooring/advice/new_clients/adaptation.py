@@ -73,7 +73,7 @@ def adapt_models(
 
 
 def _adapt_client(
-    algorithm: Any, server: Any, task: Task, data: CohortData, round: Round, how: str, rounds: int
+    algorithm: Any, server: StateTree, task: Task, data: CohortData, round: Round, how: str, rounds: int
 ) -> Tensor:
     """[1, d]: the model of a single new client, which depends on no other."""
     w = server.w[None]

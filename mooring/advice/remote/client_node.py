@@ -10,8 +10,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
 from mooring.engines.flower.disclosure import QUANTITY_OF_FUNCTION, count_functions
 from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.remote_rows import SHAPED, ColumnStore, answer_calls
+from mooring.engines.flower.remote_rows import SHAPED, ColumnStore, Part, answer_calls
 from mooring.engines.prepare import Job, make_task
 from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
@@ -66,7 +67,7 @@ DISCLOSED_FOR_SHAPES = (
 class AdviceClientNode(ClientNode):
     """A client of a federation that is advised."""
 
-    answers: ClassVar[dict[str, Callable[[Any, Payload], Payload]]] = {}
+    answers: ClassVar[dict[str, Callable[..., Payload]]] = {}
     of_schema: ClassVar[tuple[str, ...]] = (*ClientNode.of_schema, "parts")
     what = "an advice"
 
@@ -80,14 +81,14 @@ class AdviceClientNode(ClientNode):
         """Whether its run file excludes columns for nonlinear effects."""
         return self.run.advice is not None and self.run.advice.shape == LINEAR
 
-    def rows(self, part: tuple[Any, ...]) -> Rows:
+    def rows(self, part: Part) -> Rows:
         """Some of its rows, in a pool of their own; where there are none, one row that does not count."""
         if part not in self.parts:
             self.parts[part] = ensure_nonempty(self._rows(part), self.clients.train)
         return self.parts[part]
 
     @cached_property
-    def parts(self) -> dict[tuple[Any, ...], Rows]:
+    def parts(self) -> dict[Part, Rows]:
         return {}
 
     @cached_property
@@ -95,7 +96,7 @@ class AdviceClientNode(ClientNode):
         """The extra columns that the server has described."""
         return ColumnStore(self.folder / "columns")
 
-    def _rows(self, part: tuple[Any, ...]) -> Rows:
+    def _rows(self, part: Part) -> Rows:
         name, *others = part
         if name in ("train", "validation", "test"):
             return getattr(self.clients, name).compact()
@@ -116,7 +117,7 @@ class AdviceClientNode(ClientNode):
         usable = usable_rows(self.clients).compact()
         return usable if name == "usable" else filter_rows(usable, self._mask(part))
 
-    def _mask(self, part: tuple[Any, ...]) -> Tensor:
+    def _mask(self, part: Part) -> Tensor:
         """[N]: which of the usable rows are in a fold, or train for it."""
         name, *numbers = part
         if name not in (HELD, TRAIN):
@@ -127,7 +128,7 @@ class AdviceClientNode(ClientNode):
             return assigned < fold
         return (assigned == fold) == (name == HELD)
 
-    def _units(self, part: tuple[Any, ...]) -> Tensor | None:
+    def _units(self, part: Part) -> Tensor | None:
         """[N]: the units of rows, which stay in one fold; None where every row stands for itself."""
         units = row_groups(self.clients)
         if units is None and row_times(self.clients) is None:
@@ -160,7 +161,7 @@ def handle_calls(node: AdviceClientNode, payload: Payload) -> Payload:
     return answer_calls(node.name, node.task, payload, node.rows, CLIENT_FUNCTIONS)
 
 
-def client_record(advice: AdviceResult, row: Any) -> JsonObject:
+def client_record(advice: AdviceResult, row: pd.Series) -> JsonObject:
     """What a client receives: the federation's numbers, and its own row; no other client's."""
     record, own_row = advice.record, to_plain(row.to_dict())
     shared = {name: record[name] for name in ("headline", "summary", "title", "plan", "path", "candidates", "run")}

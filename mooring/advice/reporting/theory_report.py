@@ -6,8 +6,9 @@ not hold, its entry states that instead of a number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def theory_as_json(report: TheoryReport) -> JsonObject:
     return {("lambda" if name == "lam" else name): part for name, part in report._asdict().items()}
 
 
-def report_theory(task: Task, clients: Clients, weights: Any = "size") -> TheoryReport:
+def report_theory(task: Task, clients: Clients, weights: str | Mapping[str, float] = "size") -> TheoryReport:
     """The theory of one federation, from its training rows."""
     if not isinstance(task, HasSolve) or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")

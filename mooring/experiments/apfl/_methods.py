@@ -3,12 +3,13 @@
 The global model of FedAvg and SCAFFOLD is followed in the runs of their localized versions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mooring.algorithms.apfl import APFL
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.fedavg_finetune import FedAvgFinetune
 from mooring.algorithms.per_fedavg import PerFedAvg
 from mooring.algorithms.pfedme import PFedMe
@@ -46,7 +47,7 @@ def algorithm(
     adapt: str = "round",
     scaffold: JsonObject | None = None,
     **work: Any,
-) -> Any:
+) -> AnyAlgorithm:
     """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: overrides for SCAFFOLD."""
     usual: JsonObject = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "steps": STEPS, "batch": BATCH}
     work = usual | work
@@ -75,7 +76,7 @@ def runs(*methods: str) -> list[str]:
     return list(dict.fromkeys(map(name_run, methods)))
 
 
-def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
+def curve(method: str, series: str, at: int | Callable | None = None, **fixed: object) -> Ref:
     """A method's series: of the global model where the method is a global one."""
     common = "common " if method.endswith(" global") else ""
     return of(common + series, at, run=name_run(method), **fixed)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -340,7 +340,7 @@ def sound(margin: np.ndarray, *values: np.ndarray) -> np.ndarray:
     return margin if _positive(*values) else np.full_like(margin, _unsound(*values))
 
 
-def worst_place(margin: np.ndarray) -> tuple[Any, float]:
+def worst_place(margin: np.ndarray) -> tuple[int | tuple[int, ...], float]:
     """Return the index and the margin of the worst place; () for a single place."""
     if not margin.ndim:
         return (), float(margin)

@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.claims import Claim
-from mooring.experiments.base.results import Ref
+from mooring.experiments.base.results import Ref, Results
 
 PRESETS = ("smoke", "quick", "paper")
 
 
-def grid(**coordinates: Sequence[Any]) -> list[JsonObject]:
+def grid(**coordinates: Sequence[object]) -> list[JsonObject]:
     """Return all combinations of the coordinates, as points."""
     return [dict(zip(coordinates, values)) for values in product(*coordinates.values())]
 
@@ -60,7 +59,7 @@ class Panel:
 class Cell:
     """Our number, and the paper's (None if it prints none)."""
 
-    ours: Ref | str | Callable[[Any], float | str]  # a quantity, or a function of the results
+    ours: Ref | str | Callable[[Results], float | str]  # a quantity, or a function of the results
     printed: float | str | None = None
 
 

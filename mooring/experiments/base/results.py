@@ -39,12 +39,12 @@ class Trial(NamedTuple):
 
 
 class Ref(NamedTuple):
-    series: str | Callable[[Values], Any]
+    series: str | Callable[[Values], object]
     at: int | Callable[[np.ndarray], float] | None
     fixed: JsonObject
 
 
-def of(series: str | Callable[[Values], Any], at: int | Callable | None = None, **fixed: object) -> Ref:
+def of(series: str | Callable[[Values], object], at: int | Callable | None = None, **fixed: Any) -> Ref:
     """Return a reference to a quantity; see the module's docstring."""
     return Ref(series, at, fixed)
 
@@ -64,13 +64,13 @@ class between:
 class one_of:
     """Accepts these values."""
 
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
     def __call__(self, value: object) -> bool:
         return value in self.values
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return a description of a reference, a function or a value that does not depend on the module it is in.
 
     It is part of a claim's registration, so functions in claims need a name.
@@ -85,7 +85,7 @@ def describe(value: Any) -> str:
     if isinstance(value, between | one_of):
         return repr(value)
     if callable(value):
-        return str(getattr(value, "text", None) or value.__name__)
+        return str(getattr(value, "text", None) or getattr(value, "__name__", value))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}={describe(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -37,7 +37,7 @@ def default_trial_folder() -> Path:
 
 
 def trial_key(
-    trial: Callable[..., Any],
+    trial: Callable[..., object],
     arguments: NamedValues,
     seed: int,
     needs: tuple[str, ...] = (),
@@ -54,7 +54,7 @@ def trial_key(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def describe_origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), together: bool = False) -> JsonObject:
+def describe_origin(trial: Callable[..., object], needs: tuple[str, ...] = (), together: bool = False) -> JsonObject:
     """Return what a trial depends on besides its arguments: digest of the code, library versions, digests of the
     data."""
     functions = [trial, run_together] if together else [trial]
@@ -115,7 +115,7 @@ def _place(folder: Path, name: str) -> Path:
     return folder / name[:2] / f"{name}.json"
 
 
-def _to_floats(value: Any) -> Any:
+def _to_floats(value: Any) -> object:
     """Return numbers as they were before JSON: null was nan, a string was an infinity."""
     if isinstance(value, list):
         return [_to_floats(item) for item in value]

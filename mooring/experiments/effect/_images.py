@@ -11,7 +11,7 @@ clients' models under P1.
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,14 +89,14 @@ def _single(rows: Rows) -> Rows:
     return replace(rows, x=rows.x.float(), cache={})
 
 
-def make_task(model: str, dataset: Federation) -> Any:
+def make_task(model: str, dataset: Federation) -> Task:
     """Return softmax, mlp, or cnn2, cnn3, cnn5 (2, 3, 5 convolutions): one object for all methods, which train
     together."""
     return _task(model, tuple(dataset.x.shape[1:]), len(dataset.clients.classes))
 
 
 @lru_cache(maxsize=4)
-def _task(model: str, shape: tuple[int, ...], classes: int) -> Any:
+def _task(model: str, shape: tuple[int, ...], classes: int) -> Task:
     if model == "softmax":
         return softmax(shape[0], classes, ridge=0.0)
     if model == "mlp":
@@ -116,7 +116,7 @@ def convolutions(widths: tuple[int, ...], channels: int, side: int, classes: int
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side**2, classes))
 
 
-def algorithm(method: str, lam: float, clients: Clients, eta: float, epochs: int, batch: int) -> Any:
+def algorithm(method: str, lam: float, clients: Clients, eta: float, epochs: int, batch: int) -> AnyAlgorithm:
     """Local work is `epochs` passes; pFedMe takes as many gradients: so many on each batch of one pass."""
     work: JsonObject = {"eta": eta, "batch": batch, "epochs": epochs}
     if method == "LocalTrain":

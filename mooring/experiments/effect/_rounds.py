@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -45,7 +44,7 @@ def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray
 def work_claims(series: str, few: dict, many: dict, small: dict, large: dict, quantity: str) -> list[Claim]:
     """Claims on the speed-up from more local work, with the smallest and with the largest lambda."""
 
-    def gain(lam: dict) -> Any:
+    def gain(lam: dict) -> object:
         return partial(speed_up_twice, series=series, few=few | lam, many=many | lam)
 
     difference = partial(speed_up_difference, series=series, few=few, many=many, small=small, large=large)

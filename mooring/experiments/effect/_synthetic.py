@@ -5,12 +5,13 @@ of 1e-4 that makes every fit exist. Errors are measured from the planted true mo
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.algorithms.fedprox_personal import FedProxPersonal
+from mooring.core.cohort import Rows
 from mooring.core.newton import damped_newton
 from mooring.core.task import HasHessian, HasSolve, Task, require
 from mooring.data.clients import Clients
@@ -72,7 +73,7 @@ def statistical_errors(
         **LAMS,
         "adaptive": lambda_one_stage(radius, federation.mean, federation.smooth, RHO, p.numpy(), n).lam,
         "smallest curvature": lambda_one_stage(radius, ridge, federation.smooth, RHO, p.numpy(), n).lam,
-        "from data": resolve(FedProxPersonal(), task, data)[0].lam,
+        "from data": vars(resolve(FedProxPersonal(), task, data)[0])["lam"],
     }
     models = {"LocalTrain": (p @ local, local), "GlobalTrain": (pooled, pooled.expand_as(local))}
     models |= {name: minimize_jointly(task, value, p, data.train) for name, value in lam.items()}
@@ -85,7 +86,7 @@ def statistical_errors(
     return out
 
 
-def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
+def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Rows) -> Minimum:
     """Return the exact minimizer of Phi (see `experiments/exact_minimum.py`) by Newton's method on all models at once.
 
     Every figure takes hundreds of them, and nested solves cost ten times as much.

@@ -167,7 +167,7 @@ def approaches(series: str, methods: Sequence[Method], end: Method):
 def cell(series: str, method: Method, row: str, classes: int, printed: float | None) -> Cell:
     """Return a cell with our number if the row was run."""
 
-    def ours(results: Results) -> Any:
+    def ours(results: Results) -> float | str:
         try:
             mean, low, high = (
                 float(part) for part in interval(results.repeats(ref(series, method, row=row, classes=classes)))

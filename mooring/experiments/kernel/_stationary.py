@@ -1,9 +1,8 @@
 """Section 7.1 of `kernel`: 25 clients of 500 rows, one truth; the trajectories of Figures 1 to 3."""
 
-from typing import Any
-
 import numpy as np
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.kernel_fedavg import KernelFedAvg
 from mooring.algorithms.kernel_fedprox import KernelFedProx
 from mooring.data.generators import LinearKernel
@@ -91,7 +90,7 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
     return out
 
 
-def package(steps: int | None, rounds: int, batch: int) -> Any:
+def package(steps: int | None, rounds: int, batch: int) -> AnyAlgorithm:
     """The package's algorithm after so many rounds; steps None: FedProx."""
     if steps is None:
         return KernelFedProx(lam=1 / ETA, rounds_exact=rounds, batch=batch)

@@ -6,6 +6,7 @@ from the devices' rows, so that F is what the theorems speak of (Remark 8). Part
 Table 1 with devices that differ more and more.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,12 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
             proximal_point = require(task, HasProx).prox(w[None], 1 / rho, pooled)[0]
             squares.append(moreau_gradient_norm(w.numpy(), proximal_point.numpy(), rho) ** 2)
 
-        def watch(now: RoundSnapshot, rounds: int = rounds, interval: int = interval, note: Any = note) -> None:
+        def watch(
+            now: RoundSnapshot,
+            rounds: int = rounds,
+            interval: int = interval,
+            note: Callable[[torch.Tensor], None] = note,
+        ) -> None:
             if now.t < rounds and now.t % interval == 0:
                 note(now.server.w)
 

@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox import FedProx
 from mooring.core.types import JsonObject
@@ -84,7 +85,7 @@ def fedmspp(batch: int, **overrides: Any) -> FedMSPP:
     return FedMSPP(batch=batch, replacement=True, inner="descent", steps=MOST, eta=1 / (9 * SMOOTH), **overrides)
 
 
-def theory(sampled: int, batch: int) -> Any:
+def theory(sampled: int, batch: int) -> AnyAlgorithm:
     """The algorithm with the step of Theorem 1 (batch 0: all rows) or 3, whatever the horizon."""
     if batch:
         return fedmspp(batch, lam=8 * SMOOTH, growth="smooth", lipschitz=LIPSCHITZ)

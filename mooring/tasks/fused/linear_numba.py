@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
-from mooring.core.sgd_step import constant_step_terms
+from mooring.core.sgd_step import Pull, constant_step_terms
 from mooring.core.task import LocalSteps, Task
 
 SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
@@ -61,7 +61,7 @@ def run_local_steps(
     place: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
-    pull: tuple[Any, Tensor] | None,
+    pull: Pull | None,
     shift: Tensor | None,
     *,
     link: int,
@@ -106,7 +106,7 @@ def has_wide_registers() -> bool:
 
 
 @lru_cache(maxsize=1)
-def compile_primitives() -> tuple[Any, Any, Any, Any]:
+def compile_primitives() -> tuple[Callable, Callable, Callable, Callable]:
     """What kernels are made of: how functions are compiled, and those that Python does not call, which takes less
     time; a mark for wide vectors; the scores of four rows."""
     from numba import njit, types
@@ -128,7 +128,7 @@ def compile_primitives() -> tuple[Any, Any, Any, Any]:
 
         return types.void(), mark
 
-    wide: Any = intrinsic(widened)
+    wide: Callable = intrinsic(widened)
 
     @inner
     def score(W, b, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
@@ -212,7 +212,7 @@ def compile_primitives() -> tuple[Any, Any, Any, Any]:
 
 
 @lru_cache(maxsize=1)
-def kernel() -> Any:
+def kernel() -> Callable:
     """The compiled function; its types are settled, and code made, by the arguments of each first call.
 
     Written plainly for the compiler's sake: tuples, slices, `min` and allocations all take it longer.
@@ -236,7 +236,7 @@ def kernel() -> Any:
         return types.void(address), ask
 
     PREFETCH = FunctionType(VoidType(), [IntType(8).as_pointer(), *[IntType(32)] * 3])
-    line: Any = intrinsic(asked)
+    line: Callable = intrinsic(asked)
 
     @inner
     def expect(x, index, first, last):  # type: ignore[no-untyped-def]
@@ -258,7 +258,7 @@ def kernel() -> Any:
 
         return n(n), make
 
-    power_of_two: Any = intrinsic(raised)
+    power_of_two: Callable = intrinsic(raised)
 
     @inner
     def softmax(z, top, total, g):  # type: ignore[no-untyped-def]

@@ -8,16 +8,16 @@ their size: a stack of them is one with as many groups, which PyTorch works on s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mooring.core.cohort import Rows
-from mooring.core.sgd_step import MixtureUpdate, constant_step_terms
+from mooring.core.sgd_step import MixtureUpdate, Pull, constant_step_terms
 
 MIN_PER_CLIENT_BYTES = 1 << 18  # bytes of a model's parameters from which on a client of a perceptron is better alone
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
@@ -61,7 +61,7 @@ def stay(
     place: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
-    pull: tuple[Any, Tensor] | None,
+    pull: Pull | None,
     shift: Tensor | None,
     *,
     ridge: float,
@@ -77,7 +77,7 @@ def stay(
 
 
 def mix(
-    work: Any,
+    work: Callable[..., float],
     labels: Labels,
     w: Tensor,
     v: Tensor,
@@ -194,7 +194,7 @@ def make_module_update(
         for rate, index, y in steps:
             if not rate:
                 continue
-            grads: Any = [None] * len(moving)
+            grads: Sequence[Tensor | None] = [None] * len(moving)
             if len(y):
                 with torch.enable_grad():
                     grads = torch.autograd.grad(

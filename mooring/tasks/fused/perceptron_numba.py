@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
-from mooring.core.sgd_step import MixtureUpdate, constant_step_terms
+from mooring.core.sgd_step import MixtureUpdate, Pull, constant_step_terms
 from mooring.core.threads import map_threads
 from mooring.tasks.fused.linear_numba import compile_primitives, has_wide_registers
 from mooring.tasks.fused.per_client import client_rows
@@ -94,7 +94,7 @@ class Workplace:
         return self.room(int(self.inputs.sum())), self.room(int(self.outputs[-1])), self.room(widest), self.room(widest)
 
 
-def side_by_side_parts(work: Any, clients: int) -> None:
+def side_by_side_parts(work: Callable[[int, int], None], clients: int) -> None:
     """work(first, last) on as many parts of the clients as there are threads."""
     ends = np.linspace(0, clients, min(torch.get_num_threads(), max(clients, 1)) + 1).astype(int).tolist()
     map_threads(lambda part: work(*part), list(pairwise(ends)))
@@ -108,7 +108,7 @@ def stay(
     place: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
-    pull: tuple[Any, Tensor] | None,
+    pull: Pull | None,
     shift: Tensor | None,
     *,
     ridge: float,
@@ -171,7 +171,7 @@ def mix(
 
 
 @lru_cache(maxsize=2)
-def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
+def kernels(dtype: torch.dtype) -> tuple[Callable, Callable]:
     """The compiled steps of a client's model, and of a model and a mixture.
 
     `net` is a Workplace's shape, `seen` what goes into all layers, [rows, inputs] one after another, from `at` on.

@@ -8,9 +8,9 @@ call of PyTorch: hence no function is called, and nothing allocated, that can be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,9 @@ class Perceptron:
             else:
                 self.stages[-1].free.append(layer)
         self.places, self.loss, self.classifies = places, loss, classifies
-        self.rooms: dict[Any, StepBuffers] = {}
+        self.rooms: dict[object, StepBuffers] = {}
 
-    def quick(self) -> Any:
+    def quick(self) -> AbstractContextManager[object]:
         """Where no derivative is left to PyTorch, its calls need not prepare for one."""
         plain = self.classifies and all(stage.kind is not FREE for stage in self.stages)
         return torch.inference_mode() if plain else nullcontext()
@@ -101,7 +101,7 @@ class Perceptron:
 
     def pulls(self, hold: ClientPull) -> list[tuple[float | Tensor, Tensor | None]]:
         """What holds each layer's parameters, and towards what."""
-        held: list[Any] = [float(hold.held)] * len(self.stages) if len(hold.held) == 1 else []
+        held: Sequence[float | Tensor] = [float(hold.held)] * len(self.stages) if len(hold.held) == 1 else []
         held = held or self.load(hold.held, self.parameters()).layers
         if not len(hold.towards):
             return [(factor, None) for factor in held]
@@ -164,8 +164,8 @@ class StepBuffers:
         self.residual = like.new_empty(height, stages[-1].layer.out_features)
         self.undo: dict[int, Callable[[Tensor], Tensor]] = {}
         self.outs: list[Tensor] = []
-        self.way: list[Any] = []
-        self.return_: list[Any] = []
+        self.way: list[tuple[object, Tensor, Tensor, Tensor]] = []
+        self.return_: list[tuple[int, object, Tensor, Tensor, Tensor, Tensor]] = []
         for i, stage in enumerate(stages):
             width = stage.layer.out_features
             out = like.new_empty(height, width)
@@ -239,7 +239,7 @@ def client(net: Perceptron) -> ClientUpdate:
     return work
 
 
-def make_mixture_update(net: Perceptron) -> Any:
+def make_mixture_update(net: Perceptron) -> Callable[..., float]:
     """A client's steps of a model w and of v, its part in the mixture u = alpha v + (1 - alpha) w.
 
     Mixing scores costs less than mixing parameters, where few rows meet a large layer: the first layer's products with
@@ -275,7 +275,14 @@ def make_mixture_update(net: Perceptron) -> Any:
         return total
 
     def work(
-        begin: Tensor, v0: Tensor, w: Tensor, v: Tensor, alpha: float, how: MixtureUpdate, pools: Any, steps: MixedSteps
+        begin: Tensor,
+        v0: Tensor,
+        w: Tensor,
+        v: Tensor,
+        alpha: float,
+        how: MixtureUpdate,
+        pools: tuple[Tensor, Tensor],
+        steps: MixedSteps,
     ) -> float:
         nonlocal begun
         if begin is not begun:
