@@ -82,7 +82,7 @@ class Training:
         self.exchange.begin(self.algorithm, self.start)
         all_clients = torch.arange(len(self.clients))
         replies = self.exchange.ask(self.server, all_clients, self.turn)
-        mean = average(replies.message, self.exchange.p[replies.who], "mean")
+        mean = average(replies.message, self.exchange.p[replies.clients], "mean")
         self.ended = self.algorithm.server_update(self.server, mean, self.turn).w
 
     def places(self) -> Tensor:

@@ -186,10 +186,11 @@ def federation(
     kind: str, change: Change | None = None, names: tuple[str, ...] = NAMES, everyone: bool = False
 ) -> Clients:
     """Four clients, the last of which (or everyone) is changed."""
-    who = usual_clients(kind)
+    clients = usual_clients(kind)
     if change is not None:
-        who = [change(home) for home in who] if everyone else [*who[:-1], change(who[-1])]
-    return from_arrays([h.x for h in who], [h.y for h in who], names=names, parts=[h.parts for h in who], kind=kind)
+        clients = [change(rows) for rows in clients] if everyone else [*clients[:-1], change(clients[-1])]
+    xs, ys = [rows.x for rows in clients], [rows.y for rows in clients]
+    return from_arrays(xs, ys, names=names, parts=[rows.parts for rows in clients], kind=kind)
 
 
 def cases() -> Iterator[OddClientCase]:

@@ -341,17 +341,17 @@ def load_optimizer_state(algorithm: LocalWork, task: Task, like: Tensor, memory:
     """[C, 1 + moments * p]: the optimizer's state of the `place`-th model that clients train, a copy of that in their
     memory [C, s] or, where they keep none, a fresh one."""
     fresh = algorithm.rule.init(len(memory), task.gradient_dim, like)
-    kept = _state_columns(fresh, memory, place)
-    return fresh if kept is None else memory[:, kept].clone()
+    columns = _state_columns(fresh, memory, place)
+    return fresh if columns is None else memory[:, columns].clone()
 
 
 def store_optimizer_state(memory: Tensor, state: Tensor, place: int = 0) -> Tensor:
     """The clients' memory [C, s] with an optimizer's state, if they keep any."""
-    kept = _state_columns(state, memory, place)
-    if kept is None:
+    columns = _state_columns(state, memory, place)
+    if columns is None:
         return memory
     memory = memory.clone()
-    memory[:, kept] = state
+    memory[:, columns] = state
     return memory
 
 

@@ -40,17 +40,17 @@ def parse_attack(spec: str) -> tuple[str, float]:
 
 
 def malicious_clients(spec: str, seed: int, keys: np.ndarray) -> np.ndarray:
-    """[m] bool: who lies."""
+    """[m] bool: which clients are malicious."""
     _, share = parse_attack(spec)
     out = np.zeros(len(keys), dtype=bool)
     out[np.argsort(random_words(seed, "attack", keys), kind="stable")[: round(share * len(keys))]] = True
     return out
 
 
-def apply_attack(message: StateTree, who: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> StateTree:
-    """The messages of the clients `who` in round t, with the liars' own among them."""
+def apply_attack(message: StateTree, clients: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> StateTree:
+    """The messages of these `clients` in round t, with those of malicious clients among them."""
     name, _ = parse_attack(spec)
-    lying = torch.from_numpy(malicious_clients(spec, seed, keys))[who]
+    lying = torch.from_numpy(malicious_clients(spec, seed, keys))[clients]
     if name == LABEL_FLIP or message is None or not bool(lying.any()):
         return message
     if name in ("sign-flip", "scale"):
@@ -87,7 +87,7 @@ def replace_rows(message: StateTree, which: Tensor, rows: Tensor) -> StateTree:
 
 
 def flip_labels(rows: Rows, lying: np.ndarray, classes: int = 0) -> Rows:
-    """The rows with wrong labels at those who lie."""
+    """The rows with wrong labels at malicious clients."""
     y = rows.y.clone()
     top = max(classes, int(y.max()) + 1) - 1 if not y.dtype.is_floating_point and len(y) else 0
     for c in np.flatnonzero(lying):

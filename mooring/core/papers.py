@@ -19,7 +19,7 @@ class Paper(NamedTuple):
     alias: str = ""
 
     @property
-    def who(self) -> str:
+    def citation(self) -> str:
         """Authors and year as a text cites them: up to three names."""
         names = self.authors or ("anonymous",)
         first, last = ", ".join(names[:-1]), names[-1]
@@ -223,7 +223,7 @@ def expand_citations(text: str) -> str:
     """
     parts = []
     for key, place in _parts(text):
-        paper = f"{BY_KEY[key].who} ({key})" if key in BY_KEY else key
+        paper = f"{BY_KEY[key].citation} ({key})" if key in BY_KEY else key
         parts.append(f"{paper}, {place}" if place else paper)
     return "; ".join(parts)
 

@@ -370,13 +370,13 @@ def lines_above_header(head: str, header_row: int | None) -> int:
 def columns_with_leading_zeros(sample: str, header: list[str], separator: str) -> list[str]:
     """Return columns of codes such as 01099, by the first lines of a file."""
     rows = csv.reader(sample.splitlines()[:-1], delimiter=separator, skipinitialspace=True)
-    found: dict[str, bool] = {}
+    zeros: dict[str, bool] = {}
     try:
         for row in rows:
-            found |= {name: True for name, cell in zip(header, row) if LEADING_ZEROS.match(cell)}
+            zeros |= {name: True for name, cell in zip(header, row) if LEADING_ZEROS.match(cell)}
     except csv.Error:  # a quoted cell that the sample cuts
         pass
-    return [name for name in header if name in found]
+    return [name for name in header if name in zeros]
 
 
 def repeats_header(frame: pd.DataFrame) -> np.ndarray:

@@ -74,7 +74,7 @@ class SimulateAttack(Callback):
 
     def on_replies(self, training: Training, request: RoundRequest, replies: Replies) -> Replies:
         seed, keys = training.plan.seed, training.exchange.roster.keys
-        message = apply_attack(replies.message, replies.who, self.attack, seed, keys, request.round.t)
+        message = apply_attack(replies.message, replies.clients, self.attack, seed, keys, request.round.t)
         return replies._replace(message=message)
 
 
@@ -86,8 +86,8 @@ class CheckReplies(Callback):
 
     def on_replies(self, training: Training, request: RoundRequest, replies: Replies) -> Replies:
         usual = float(training.state.server.w.abs().max()) if self.compare_sizes else float("inf")
-        who, message, refused = check_replies(replies.message, replies.who, training.exchange.pattern, usual)
-        return replies._replace(who=who, message=message, refused=replies.refused | refused)
+        clients, message, refused = check_replies(replies.message, replies.clients, training.exchange.pattern, usual)
+        return replies._replace(clients=clients, message=message, refused=replies.refused | refused)
 
 
 class ClipMessages(Callback):
@@ -108,7 +108,7 @@ class AddNoise(Callback):
 
     def aggregate(self, training: Training, request: RoundRequest, replies: Replies) -> Aggregate:
         share = cap_shares(training.exchange.roster.p[request.cohort], training.plan.weight_cap)
-        mean = self.private.mean(replies.message, replies.who, request.cohort, share, request.round.t)
+        mean = self.private.mean(replies.message, replies.clients, request.cohort, share, request.round.t)
         return Aggregate(mean, request.round)
 
     def on_round_end(self, training: Training, record: JsonObject) -> None:
@@ -119,9 +119,9 @@ class AverageMessages(Callback):
     """The average that the plan names, over the clients whose replies are used."""
 
     def aggregate(self, training: Training, request: RoundRequest, replies: Replies) -> Aggregate:
-        p = training.exchange.roster.p[replies.who]
+        p = training.exchange.roster.p[replies.clients]
         mean = average(replies.message, cap_shares(p, training.plan.weight_cap), training.plan.average)
-        return Aggregate(mean, request.round._replace(cohort=len(replies.who), weight=float(p.sum())))
+        return Aggregate(mean, request.round._replace(cohort=len(replies.clients), weight=float(p.sum())))
 
 
 class StopDivergence(Callback):

@@ -49,7 +49,7 @@ class Replies(NamedTuple):
     At most one reply per client, to this request; late, repeated and stale ones are dropped before.
     """
 
-    who: Tensor  # [R], places in the roster, ascending
+    clients: Tensor  # [R], places in the roster, ascending
     message: StateTree  # NamedTuple of [R, ...], a tensor [R, ...], None if nothing is sent; or a list, as received
     missing: dict[int, str]  # place in the roster -> why there is no reply
     meter: CostMeter  # the work behind the replies, added up
@@ -103,7 +103,7 @@ class Exchange(Protocol):
         """
         ...
 
-    def accept(self, who: Tensor, round: Round) -> None:
+    def accept(self, clients: Tensor, round: Round) -> None:
         """Accept the new states of these clients, whose replies to the last request were merged."""
         ...
 

@@ -158,12 +158,12 @@ def begin_round(training: Training, t: int) -> RoundRequest:
 def finish_round(training: Training, request: RoundRequest, replies: Replies) -> None:
     """Update the server from the replies, evaluate if it is time, and record the round."""
     algorithm, exchange, state, round = training.algorithm, training.exchange, training.state, request.round
-    began, num_received = request.began + replies.elsewhere, len(replies.who)
+    began, num_received = request.began + replies.elsewhere, len(replies.clients)
     bytes_up = count_bytes(replies.message)
     bytes_down = count_bytes(request.server, algorithm.server_only) * len(request.cohort)
     for callback in training.callbacks:
         replies = callback.on_replies(training, request, replies)
-    accepted = replies.who
+    accepted = replies.clients
     if len(accepted):
         mean, round = next(filter(None, (hook.aggregate(training, request, replies) for hook in training.callbacks)))
         state.server = algorithm.server_update(state.server, mean, round)
@@ -199,7 +199,7 @@ def _note_missing(training: Training, request: RoundRequest, replies: Replies) -
         state.offenders[place] = reason
         state.left_out[place] = state.left_out.get(place, 0) + 1
     unusable = replies.refused | {place: reason for place, reason in replies.missing.items() if reason == NOT_FINITE}
-    state.rounds_without_reply = 0 if len(replies.who) or not unusable else state.rounds_without_reply + 1
+    state.rounds_without_reply = 0 if len(replies.clients) or not unusable else state.rounds_without_reply + 1
     is_full = len(request.cohort) == len(roster)
     if state.rounds_without_reply and (is_full or state.rounds_without_reply >= MAX_ROUNDS_WITHOUT_REPLY):
         raise Diverged(

@@ -76,10 +76,10 @@ class PrivateMean:
     def epsilon(self) -> float:
         return compute_epsilon(self.noise, int(self.taken.max(initial=0)), self.delta)
 
-    def mean(self, message: StateTree, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> StateTree:
-        """The noisy sum of the clipped messages of `who`, with shares p / sum p of the entire cohort."""
+    def mean(self, message: StateTree, clients: Tensor, cohort: Tensor, p: Tensor, t: int) -> StateTree:
+        """The noisy sum of the clipped messages of these `clients`, with shares p / sum p of the entire cohort."""
         share = p.double() / p.double().sum()
-        shares = share[torch.isin(cohort, who)]
+        shares = share[torch.isin(cohort, clients)]
         safe = flatten_messages(clip_messages(message, self.clip))
         total = (shares[:, None] * safe.double()).sum(0)
         digest = hashlib.blake2b(key=self.key, digest_size=32)

@@ -42,13 +42,13 @@ CHECKED_STATISTICS = (
 class CheckedReplies(NamedTuple):
     """The replies that may be merged, and the reasons for refusing the others."""
 
-    who: Tensor  # [K], places in the roster
+    clients: Tensor  # [K], places in the roster
     message: StateTree  # stacked [K, ...]
     refused: dict[int, str]
 
 
-def check_replies(message: StateTree, who: Tensor, pattern: object = None, usual: float = 1.0) -> CheckedReplies:
-    """Return which replies of the clients `who` may be merged.
+def check_replies(message: StateTree, clients: Tensor, pattern: object = None, usual: float = 1.0) -> CheckedReplies:
+    """Return which replies of these `clients` may be merged.
 
     `message` is a stacked one [R, ...], or a list of the clients' messages, which must match `pattern`: one
     client's message [1, ...]. `usual` is the size of a usual entry.
@@ -56,25 +56,25 @@ def check_replies(message: StateTree, who: Tensor, pattern: object = None, usual
     refused: dict[int, str] = {}
     if isinstance(message, list):
         wrong = [describe_mismatch(reply, pattern) for reply in message]
-        refused = {int(place): reason for place, reason in zip(who, wrong) if reason}
+        refused = {int(place): reason for place, reason in zip(clients, wrong) if reason}
         message = stack_states(
             [reply for reply, reason in zip(message, wrong) if not reason] or [select(pattern, torch.arange(0))]
         )
-        who = who[torch.tensor([not reason for reason in wrong], dtype=torch.bool)]
-    good = torch.ones(len(who), dtype=torch.bool)
+        clients = clients[torch.tensor([not reason for reason in wrong], dtype=torch.bool)]
+    good = torch.ones(len(clients), dtype=torch.bool)
     for part in message_tensors(message):
         size = largest_entries(part.reshape(len(part), -1)) if part[:1].numel() else torch.zeros(len(part))
         finite = torch.isfinite(size)
-        refused |= {int(place): "its reply holds nan or infinity" for place in who[~finite]}
+        refused |= {int(place): "its reply holds nan or infinity" for place in clients[~finite]}
         finite_sizes = size[finite]
         max_size = MAX_SIZE_FACTOR * max(
             float(finite_sizes.median()) if len(finite_sizes) >= MIN_REPLIES_FOR_MEDIAN else 0.0, usual, 1.0
         )
         absurd = finite & (size > max_size) & (len(finite_sizes) >= MIN_REPLIES_FOR_MEDIAN)
-        for place, norm in zip(who[absurd].tolist(), size[absurd].tolist()):
+        for place, norm in zip(clients[absurd].tolist(), size[absurd].tolist()):
             refused[place] = f"its reply holds {norm:.3g}, where {max_size / MAX_SIZE_FACTOR:.3g} is usual"
         good &= finite & ~absurd
-    return CheckedReplies(who[good], message if bool(good.all()) else select(message, good), refused)
+    return CheckedReplies(clients[good], message if bool(good.all()) else select(message, good), refused)
 
 
 def largest_entries(flat: Tensor) -> Tensor:

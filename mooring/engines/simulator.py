@@ -96,10 +96,10 @@ class Simulator:
         missing = dict.fromkeys(cohort[~good].tolist(), local_update.NOT_FINITE)
         return Replies(cohort[good], select(message, good), missing, meter)
 
-    def accept(self, who: Tensor, round: Round) -> None:
+    def accept(self, clients: Tensor, round: Round) -> None:
         cohort, states = self._pending
-        accepted = torch.isin(cohort, who)
-        self.states.store(who, states if bool(accepted.all()) else select(states, accepted), round.t)
+        accepted = torch.isin(cohort, clients)
+        self.states.store(clients, states if bool(accepted.all()) else select(states, accepted), round.t)
         self._pending = None
 
     def mark_best(self, round: Round) -> None:

@@ -91,9 +91,9 @@ def maximize(products: CrossProducts, reml: bool, correlated: bool) -> ProfiledF
 
     def value(theta: np.ndarray) -> tuple[float, np.ndarray]:
         at = torch.tensor(theta, requires_grad=True)
-        found = profile(products, to_factor(at, q, correlated), reml).criterion
-        (slope,) = torch.autograd.grad(found, at)
-        return float(found.detach()), slope.numpy()
+        criterion = profile(products, to_factor(at, q, correlated), reml).criterion
+        (slope,) = torch.autograd.grad(criterion, at)
+        return float(criterion.detach()), slope.numpy()
 
     bounds = [(0.0, None) if on else (None, None) for on in diagonal]
     options = {"ftol": 1e-15, "gtol": 1e-9, "maxiter": 1000}

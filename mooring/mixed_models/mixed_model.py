@@ -127,12 +127,12 @@ class MixedModel:
         """Each client's deviations by least squares on its own rows, without pooling; NaN where they do not determine
         them."""
         outcome = self.design.y - self.design.x @ self.fixed_effects["estimate"].to_numpy()
-        found = np.full_like(self.effects, np.nan)
+        estimates = np.full_like(self.effects, np.nan)
         for i in range(len(self.clients)):
             z, part = (values[self.design.code == i] for values in (self.design.z, outcome))
             if len(z) and np.linalg.matrix_rank(z) == z.shape[1]:
-                found[i] = np.linalg.lstsq(z, part, rcond=None)[0]
-        return pd.DataFrame(found, index=self.clients, columns=list(self.covariance.columns))
+                estimates[i] = np.linalg.lstsq(z, part, rcond=None)[0]
+        return pd.DataFrame(estimates, index=self.clients, columns=list(self.covariance.columns))
 
     def summary(self) -> str:
         """The model as text, as people know it from lme4."""

@@ -66,8 +66,8 @@ class ShapedColumns:
             if len(knots) < 3 or not rising or not all(map(math.isfinite, knots)):
                 raise RequestError(f"extra columns: column {column} needs 3 or more rising knots, got {knots}.")
         if self.booster is not None and self.booster.features != self.inputs:
-            found = self.booster.features
-            raise RequestError(f"extra columns: the booster was fitted on {found} columns instead of {self.inputs}.")
+            features = self.booster.features
+            raise RequestError(f"extra columns: the booster was fitted on {features} columns instead of {self.inputs}.")
         for name, values in (("centers", self.centers), ("scales", self.scales)):
             if len(values) not in (0, self.extra) or not all(map(math.isfinite, values)):
                 raise RequestError(f"extra columns: {self.extra} finite {name} are needed, got {values}.")

@@ -13,7 +13,9 @@ class LossySimulator(Simulator):
 
     def ask(self, server, cohort, round, deadline=None):
         replies = super().ask(server, cohort, round)
-        return replies._replace(who=cohort[here := self.came(cohort, round.t)], message=select(replies.message, here))
+        return replies._replace(
+            clients=cohort[here := self.came(cohort, round.t)], message=select(replies.message, here)
+        )
 
     def came(self, cohort, t):
         """[C]: whose replies come."""

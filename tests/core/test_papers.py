@@ -29,7 +29,7 @@ def test_citations_name_their_authors():
         == "Yuan and Li 2022 (mspp), Eq. 1.3; anonymous, under review (effect)"
     )
     assert expand_citations("Doe 2024, Section 1; apfl") == "Doe 2024, Section 1; Deng, Kamani and Mahdavi 2020 (apfl)"
-    assert BY_KEY["ditto"].who == "Li et al. 2021"
+    assert BY_KEY["ditto"].citation == "Li et al. 2021"
 
 
 def test_numbers_of_earlier_records_are_read_as_keys():

@@ -30,7 +30,7 @@ class Log(Callback):
         self.calls.append(("start", training.state.t))
 
     def on_replies(self, training, request, replies):
-        self.calls.append(("replies", request.round.t, len(replies.who)))
+        self.calls.append(("replies", request.round.t, len(replies.clients)))
         return replies
 
     def on_evaluation(self, training, evaluation, round):
@@ -44,9 +44,9 @@ class LoseFirst(Callback):
     """The first client's reply is never used."""
 
     def on_replies(self, training, request, replies):
-        others = replies.who > 0
+        others = replies.clients > 0
         return replies._replace(
-            who=replies.who[others], message=replies.message[others], refused={0: "its reply was lost"}
+            clients=replies.clients[others], message=replies.message[others], refused={0: "its reply was lost"}
         )
 
 

@@ -39,7 +39,7 @@ class Absent(Simulator):
     def ask(self, server, cohort, round, deadline=None):
         replies = super().ask(server, cohort, round, deadline)
         here = torch.tensor([bad_post(round.t, place) in COMES for place in cohort.tolist()])
-        return replies._replace(who=cohort[here], message=select(replies.message, here))
+        return replies._replace(clients=cohort[here], message=select(replies.message, here))
 
 
 def lossy(task, clients, **how):

@@ -361,8 +361,8 @@ class PartialSimulator(Simulator):
 
     def ask(self, server, cohort, round, deadline=None):
         replies = super().ask(server, cohort, round, deadline)
-        keep = torch.isin(replies.who, torch.tensor(self.kept[round.t], dtype=torch.long))
-        return replies._replace(who=replies.who[keep], message=select(replies.message, keep))
+        keep = torch.isin(replies.clients, torch.tensor(self.kept[round.t], dtype=torch.long))
+        return replies._replace(clients=replies.clients[keep], message=select(replies.message, keep))
 
 
 @pytest.mark.parametrize("rate", [0.3, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.0, 0.6, 0.9))])

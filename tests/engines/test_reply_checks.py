@@ -53,9 +53,9 @@ class Other(NamedTuple):
 def test_replies_that_are_not_finite_are_refused_by_place():
     message = torch.tensor([[1.0, 2.0], [torch.inf, 0.0], [0.0, torch.nan]])
     found = check_replies(message, torch.tensor([4, 5, 6]))
-    assert found.who.tolist() == [4] and set(found.refused) == {5, 6}
+    assert found.clients.tolist() == [4] and set(found.refused) == {5, 6}
     assert torch.equal(found.message, message[:1])
-    assert check_replies(None, torch.tensor([4, 5])).who.tolist() == [4, 5]
+    assert check_replies(None, torch.tensor([4, 5])).clients.tolist() == [4, 5]
 
 
 def test_absurd_replies_are_refused_and_large_ones_are_not():
@@ -63,20 +63,20 @@ def test_absurd_replies_are_refused_and_large_ones_are_not():
     message[1] *= 0.99 * MAX_SIZE_FACTOR
     message[3, 1] = 1e30
     found = check_replies(Two(message, None), torch.arange(5))
-    assert found.who.tolist() == [0, 1, 2, 4] and "holds 1e+30, where 1 is usual" in found.refused[3]
-    assert check_replies(1e20 * torch.ones(4, 2), torch.arange(4)).who.tolist() == [
+    assert found.clients.tolist() == [0, 1, 2, 4] and "holds 1e+30, where 1 is usual" in found.refused[3]
+    assert check_replies(1e20 * torch.ones(4, 2), torch.arange(4)).clients.tolist() == [
         0,
         1,
         2,
         3,
     ]  # all alike: their scale
-    assert check_replies(torch.tensor([[0.0], [0.0], [0.0], [1e9]]), torch.arange(4), usual=1e4).who.tolist() == [
+    assert check_replies(torch.tensor([[0.0], [0.0], [0.0], [1e9]]), torch.arange(4), usual=1e4).clients.tolist() == [
         0,
         1,
         2,
         3,
     ]
-    assert check_replies(torch.tensor([[0.0], [0.0], [0.0], [0.5]]), torch.arange(4)).who.tolist() == [0, 1, 2, 3]
+    assert check_replies(torch.tensor([[0.0], [0.0], [0.0], [0.5]]), torch.arange(4)).clients.tolist() == [0, 1, 2, 3]
 
 
 RIGHT = Two(torch.ones(1, 3), None)
@@ -98,19 +98,19 @@ WRONG = {
 def test_messages_as_they_came_are_held_to_the_pattern(what):
     wrong, why = WRONG[what]
     found = check_replies([RIGHT, wrong, RIGHT], torch.tensor([2, 5, 7]), pattern=RIGHT)
-    assert found.who.tolist() == [2, 7] and list(found.refused) == [5]
+    assert found.clients.tolist() == [2, 7] and list(found.refused) == [5]
     assert re.search(why, found.refused[5])
     assert torch.equal(found.message.change, torch.ones(2, 3)) and found.message.path is None
-    assert check_replies([wrong], torch.tensor([5]), pattern=RIGHT).who.tolist() == []
+    assert check_replies([wrong], torch.tensor([5]), pattern=RIGHT).clients.tolist() == []
 
 
 def merged_or_refused(sent):
     """Each reply is merged as it is or refused with a reason; nothing that is merged is odd."""
     messages = [torch.from_numpy(one) for one in sent]
     found = check_replies(messages, torch.arange(len(sent)), pattern=torch.zeros(1, 2, dtype=torch.float64))
-    assert sorted([*found.who.tolist(), *found.refused]) == list(range(len(sent)))
-    assert found.message.shape == (len(found.who), 2) and bool(torch.isfinite(found.message).all())
-    for place, row in zip(found.who.tolist(), found.message):
+    assert sorted([*found.clients.tolist(), *found.refused]) == list(range(len(sent)))
+    assert found.message.shape == (len(found.clients), 2) and bool(torch.isfinite(found.message).all())
+    for place, row in zip(found.clients.tolist(), found.message):
         assert torch.equal(messages[place][0], row)
 
 
@@ -156,7 +156,7 @@ class Sick(LossyExchange):
 
     def ask(self, server, cohort, round, deadline=None):
         replies = super().ask(server, cohort, round, deadline)
-        sent = [self.wrong(m) if p in self.sick else m for p, m in zip(replies.who.tolist(), replies.message)]
+        sent = [self.wrong(m) if p in self.sick else m for p, m in zip(replies.clients.tolist(), replies.message)]
         return replies._replace(message=sent)
 
 

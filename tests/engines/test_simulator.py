@@ -45,7 +45,7 @@ def test_states_count_once_they_are_accepted():
     _, _, _, exchange, server = ready()
     before = exchange.models(server, TURN)
     replies = exchange.ask(server, torch.tensor([0, 2, 3]), TURN)
-    assert replies.who.tolist() == [0, 2, 3] and replies.missing == {} and len(replies.message) == 3
+    assert replies.clients.tolist() == [0, 2, 3] and replies.missing == {} and len(replies.message) == 3
     assert torch.equal(exchange.models(server, TURN), before)
     exchange.accept(torch.tensor([0, 3]), TURN)
     moved = (exchange.models(server, TURN) != before).any(1)

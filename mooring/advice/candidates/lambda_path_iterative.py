@@ -241,14 +241,14 @@ def solve_nonsmooth_path(
 ) -> Iterator[PathSolution]:
     """The global model by an interior point on w and all v_i at once, the v_i given it exactly; any order of scales."""
     batches = [(block, rows.select(block).padded()) for block in padding_blocks(task, rows)]
-    p, whole = p.to(task.dtype), rows.padded()
+    p, all_rows = p.to(task.dtype), rows.padded()
     for scale in scales:
         if np.isinf(scale):
             w = task.prox(torch.zeros(task.dim, dtype=task.dtype), ridge[None], rows.pooled(p))[0]
             yield scale, w, w.expand(len(rows), -1)
             continue
         lam = (scale * tight).to(task.dtype)
-        w = task.find_center(lam, p, ridge, whole)
+        w = task.find_center(lam, p, ridge, all_rows)
         v = torch.empty(len(rows), task.dim, dtype=task.dtype)
         for block, batch in batches:
             v[block] = task.prox(w, lam[block][:, None], batch)

@@ -133,6 +133,7 @@ class GapSums(NamedTuple):
 def sum_loss_gaps(task: Task, batch: Batch, first: Tensor, second: Tensor) -> GapSums:
     """Sums of differences of losses, and of their squares, of pairs of models [C, pairs, d]."""
     gap = [
-        _losses(task, batch, one) - _losses(task, batch, other) for one, other in zip(first.unbind(1), second.unbind(1))
+        _losses(task, batch, model) - _losses(task, batch, other)
+        for model, other in zip(first.unbind(1), second.unbind(1))
     ]
     return GapSums(torch.stack([g.sum(1) for g in gap], 1), torch.stack([g.square().sum(1) for g in gap], 1))

@@ -34,9 +34,9 @@ def predict_held_out(task: Task, rows: Rows, models: ModelTriple) -> HeldOutPred
     """Predictions by each client's three models; None without rows."""
     if int(rows.size.sum()) == 0:
         return None
-    found = {name: predict_all(task, w, rows) for name, w in zip(MODEL_KINDS, models.each())}
-    y, _, owner = found[MODEL_KINDS[0]]
-    return HeldOutPredictions(y, {name: part[1] for name, part in found.items()}, owner)
+    predictions = {name: predict_all(task, w, rows) for name, w in zip(MODEL_KINDS, models.each())}
+    y, _, owner = predictions[MODEL_KINDS[0]]
+    return HeldOutPredictions(y, {name: part[1] for name, part in predictions.items()}, owner)
 
 
 def join_predictions(parts: Sequence[HeldOutPredictions | None], clients: Tensor) -> HeldOutPredictions | None:

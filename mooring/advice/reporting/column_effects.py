@@ -72,11 +72,11 @@ def measure_effects(
     columns = None if shape is None else numeric_columns(clients)
     if shape is None or not columns or task.predict(w[None], clients.train.x[:1][None].to(task.dtype))[0].ndim != 1:
         return []
-    found, scaling = average(job, shape, w, columns), read_scaling(clients)
+    averages, scaling = average(job, shape, w, columns), read_scaling(clients)
     splines = {extra.bases[0] for extra in shape.groups if extra.kind == SPLINE}
-    least = MIN_CURVATURE * found.target_deviation
+    least = MIN_CURVATURE * averages.target_deviation
     out: list[tuple[float, JsonObject]] = []
-    for column, (grid, mean) in found.by_column.items():
+    for column, (grid, mean) in averages.by_column.items():
         effect = mean.numpy()
         line = np.polyval(np.polyfit(grid.numpy(), effect, 1), grid.numpy())
         curvature = float(np.sqrt(np.mean((effect - line) ** 2)))

@@ -186,8 +186,8 @@ def describe_outliers(frame: pd.DataFrame) -> str:
     if "is_outlier" not in frame or not frame["is_outlier"].any():
         return ""
     names = frame.loc[frame["is_outlier"], "client"].astype(str).tolist()
-    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
-    return f"Outliers, far from the other clients: {', '.join(names[:MAX_NAMED])}{more}."
+    others = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+    return f"Outliers, far from the other clients: {', '.join(names[:MAX_NAMED])}{others}."
 
 
 def describe_rows_needed(curve: LearningCurve | None) -> str:

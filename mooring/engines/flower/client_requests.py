@@ -249,8 +249,8 @@ def run_local_update(node: ClientNode, payload: Payload) -> Payload:
     if node.federation.compress is not None and not node.federation.secure:
         last = residuals.get(fields["base"], {})
         tensors, residuals[turn.t] = compress_with_feedback(tensors, last, node.federation.compress)
-    kept = {t: residual for t, residual in residuals.items() if t in held or t == turn.t}
-    node.keep(fields["label"], history._replace(states=held | {turn.t: new}, residuals=kept))
+    remaining = {t: residual for t, residual in residuals.items() if t in held or t == turn.t}
+    node.keep(fields["label"], history._replace(states=held | {turn.t: new}, residuals=remaining))
     work = {"samples": meter.samples, "gradients": meter.gradients, "solves": list(meter.solves)}
     return Payload({"meter": work}, tensors)
 
@@ -277,10 +277,10 @@ def handle_number(node: ClientNode, payload: Payload) -> Payload:
     if not node.federation.share_models:
         raise RequestError(f"client '{node.name}' keeps the numbers of its state to itself.")
     state = node.history(fields).at(fields["base"], f"client '{node.name}'")
-    found = getattr(state, fields["field"], None)
-    if found is None or found.numel() != 1 or fields["base"] == 0:
-        return Payload({"number": None, "known": found is not None and found.numel() == 1})
-    return Payload({"number": float(found), "known": True})
+    number = getattr(state, fields["field"], None)
+    if number is None or number.numel() != 1 or fields["base"] == 0:
+        return Payload({"number": None, "known": number is not None and number.numel() == 1})
+    return Payload({"number": float(number), "known": True})
 
 
 def handle_dismissed(node: ClientNode, payload: Payload) -> Payload:

@@ -121,36 +121,39 @@ class FlowerExchange:
             name, why = next(iter(silent.items()))
             raise WorkError(f"round {round.t}: no client answered; '{name}': {why}")
         places = {name: place for place, name in enumerate(self.roster.names)}
-        found = sorted((places[name], reply) for name, reply in answered.replies.items())
+        ordered = sorted((places[name], reply) for name, reply in answered.replies.items())
         meter = CostMeter()
-        for _, reply in found:
+        for _, reply in ordered:
             meter.add(read_meter(reply.fields.get("meter")))
-        message = [self._message(reply) for _, reply in found]
+        message = [self._message(reply) for _, reply in ordered]
         missing = {places[name]: why for name, why in answered.missing.items()}
-        return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
+        return Replies(torch.tensor([place for place, _ in ordered], dtype=torch.long), message, missing, meter)
 
     def _ask_masked(self, sums: SecureAggregator, messages: dict[str, Payload], round: Round) -> Replies:
         """Return the mean of all remaining clients as the message of each: the server learns no more."""
         places = {name: place for place, name in enumerate(self.roster.names)}
-        found = sums.ask(SECURE_UPDATE, messages, self.options.secure_range, f"round {round.t}")
-        who = sorted(places[name] for name in found.survivors)
-        weight = float(self.roster.p[torch.tensor(who)].sum())
+        masked = sums.ask(SECURE_UPDATE, messages, self.options.secure_range, f"round {round.t}")
+        senders = sorted(places[name] for name in masked.survivors)
+        weight = float(self.roster.p[torch.tensor(senders)].sum())
         pattern = flatten("message", self.pattern)
-        if len(found.total) != sum(part.numel() for part in pattern.values()):
-            raise WorkError(f"round {round.t}: the clients' messages have {len(found.total)} entries.")
-        if not bool((abs(found.total) <= self.options.secure_range * len(found.survivors)).all()):
+        if len(masked.total) != sum(part.numel() for part in pattern.values()):
+            raise WorkError(f"round {round.t}: the clients' messages have {len(masked.total)} entries.")
+        if not bool((abs(masked.total) <= self.options.secure_range * len(masked.survivors)).all()):
             raise WorkError(
                 f"round {round.t}: the secure sum is larger than its clients' messages may be: one of "
-                f"{', '.join(found.survivors)} sent random numbers, and secure sums do not show which. Start a new run "
-                "without a client that you suspect."
+                f"{', '.join(masked.survivors)} sent random numbers, and secure sums do not show which. Start a new "
+                "run without a client that you suspect."
             )
-        mean = rebuild_tree("message", split_vector(found.total / weight, pattern))
+        mean = rebuild_tree("message", split_vector(masked.total / weight, pattern))
         meter = CostMeter()
-        for fields in found.fields.values():
+        for fields in masked.fields.values():
             meter.add(read_meter({"solves": SolveTolerances(), **fields.get("meter", {})}))
-        left = sorted({places[name] for name in messages} - set(who))
+        left = sorted({places[name] for name in messages} - set(senders))
         return Replies(
-            torch.tensor(who), [mean] * len(who), dict.fromkeys(left, "it left before the end of the sum"), meter
+            torch.tensor(senders),
+            [mean] * len(senders),
+            dict.fromkeys(left, "it left before the end of the sum"),
+            meter,
         )
 
     def _evaluate_masked(
@@ -158,16 +161,16 @@ class FlowerExchange:
     ) -> dict[str, Scores]:
         """Return the mean loss over all clients' rows; no client's own."""
         messages = self._deployments(server, round, at, {"parts": list(parts)})
-        found = sums.ask(SECURE_EVALUATE, messages, LOSS_RANGE, f"round {round.t}, losses")
+        masked = sums.ask(SECURE_EVALUATE, messages, LOSS_RANGE, f"round {round.t}, losses")
         places = {name: place for place, name in enumerate(self.roster.names)}
-        there = torch.tensor(sorted(places[name] for name in found.survivors))
+        there = torch.tensor(sorted(places[name] for name in masked.survivors))
         unknown = torch.full((len(self.roster),), torch.nan, dtype=torch.float64)
         none = torch.zeros(len(self.roster), dtype=torch.long)
         out = {}
         for k, part in enumerate(parts):
             rows = self.roster.sizes[part].double()
             share = float(rows[there].sum() / rows.sum()) if float(rows.sum()) else 0.0
-            mean = float(found.total[k]) / share if share else float("nan")
+            mean = float(masked.total[k]) / share if share else float("nan")
             out[part] = Scores(unknown, none, mean=mean)
         return out
 
@@ -178,8 +181,8 @@ class FlowerExchange:
         except (RequestError, ValueError) as error:
             return str(error)
 
-    def accept(self, who: Tensor, round: Round) -> None:
-        self.merged[who] = round.t
+    def accept(self, clients: Tensor, round: Round) -> None:
+        self.merged[clients] = round.t
 
     def mark_best(self, round: Round) -> None:
         self.best = self.merged.clone()

@@ -92,7 +92,7 @@ class Mailbox:
     def keep_keys(self, keys: Iterable[bytes]) -> None:
         """End the sessions of all other keys."""
         known = set(keys)
-        for channel in [one for one in self.channels.values() if one.key not in known]:
+        for channel in [channel for channel in self.channels.values() if channel.key not in known]:
             self.close(channel)
 
     def is_reachable(self, node: int) -> bool:
@@ -139,21 +139,21 @@ class Mailbox:
 
     async def pull(self, messages: list[str], seconds: float) -> dict[str, bytes]:
         """Replies to these messages: as soon as there is one, and those that come within GATHER_SECONDS of it."""
-        end, found = time.monotonic() + seconds, dict[str, bytes]()
+        end, received = time.monotonic() + seconds, dict[str, bytes]()
         while True:
             arrived = {message: self.replies.pop(message) for message in messages if message in self.replies}
             self.expected.difference_update(arrived)
-            if arrived and not found:
+            if arrived and not received:
                 end = time.monotonic() + GATHER_SECONDS
-            found |= arrived
+            received |= arrived
             left = end - time.monotonic()
-            if len(found) == len(messages) or left <= 0:
-                return found
+            if len(received) == len(messages) or left <= 0:
+                return received
             self.arrived.clear()
             try:
                 await asyncio.wait_for(self.arrived.wait(), left)
             except TimeoutError:
-                return found
+                return received
 
     def forget(self, messages: Iterable[str]) -> None:
         """Messages whose replies nobody waits for any more."""
@@ -393,13 +393,13 @@ class Gateway:
             except (ValueError, KeyError, RecursionError) as error:
                 raise Refusal(400, "a reply must be one frame") from error
             self.counts["bytes received"] += len(body)
-        found = await self.mailbox.next_message(channel, 0.0 if leaving else POLL_SECONDS)
+        next_message = await self.mailbox.next_message(channel, 0.0 if leaving else POLL_SECONDS)
         if channel.closed:
             raise Refusal(401, "this session is over")
-        if found is None:
+        if next_message is None:
             await respond(send, 204, b"")
             return
-        out = join_frames({"message": found[0]}, [found[1]])
+        out = join_frames({"message": next_message[0]}, [next_message[1]])
         self.counts["bytes sent"] += len(out)
         await respond(send, 200, out)
 
@@ -407,7 +407,7 @@ class Gateway:
         """The server's app pushes messages and pulls replies; `mooring serve` reports numbers for /metrics."""
         about, pieces = split_frames(body)
         out: JsonObject = {}
-        found: list[bytes] = []
+        contents: list[bytes] = []
         if what == "push":
             reached = [
                 self.mailbox.push(int(node), message, piece)
@@ -416,14 +416,14 @@ class Gateway:
             out["reached"] = reached
         elif what == "pull":
             replies = await self.mailbox.pull(list(about["messages"]), min(float(about["wait"]), POLL_SECONDS))
-            out["messages"], found = list(replies), list(replies.values())
+            out["messages"], contents = list(replies), list(replies.values())
         elif what == "forget":
             self.mailbox.forget(about["messages"])
         elif what == "gauges":
             self.gauges |= {str(name): float(value) for name, value in about["gauges"].items()}
         else:
             raise Refusal(404, "unknown")
-        await respond(send, 200, join_frames(out, found))
+        await respond(send, 200, join_frames(out, contents))
 
     async def scan_forever(self) -> None:
         """Read the enrolled keys again, and end the sessions of those that are gone."""

@@ -171,10 +171,10 @@ def request(name: str, folder: str | Path) -> tuple[Path, Path]:
 def read_request(path: str | Path) -> tuple[str, ec.EllipticCurvePublicKey]:
     """The name and the public key of a request whose signature holds."""
     try:
-        found = json.loads(Path(path).read_bytes()[:10_000])
-        about = {"name": str(found["name"]), "public": str(found["public"])}
+        content = json.loads(Path(path).read_bytes()[:10_000])
+        about = {"name": str(content["name"]), "public": str(content["public"])}
         key = parse_public_key(about["public"].encode())
-        key.verify(base64.b64decode(found["signature"], validate=True), signed_bytes(about), SIGNED_WITH)
+        key.verify(base64.b64decode(content["signature"], validate=True), signed_bytes(about), SIGNED_WITH)
     except (OSError, ValueError, KeyError, TypeError, InvalidSignature) as error:
         raise RequestError(
             f"{path} is not a request made by `mooring keys request`: {error or 'bad signature'}."
@@ -209,12 +209,12 @@ def revoke(folder: str | Path, name: str) -> Path:
         names = ", ".join(sorted(path.stem for path in (folder / CLIENTS).glob("*.pub"))) or "none"
         raise RequestError(f"client '{name}' has no enrolled key; enrolled: {names}.")
     make_private_folder(folder / REVOKED)
-    kept = folder / REVOKED / f"{name}-{fingerprint(parse_public_key(known.read_bytes()))[:16]}.pub"
-    os.replace(known, kept)
+    revoked_path = folder / REVOKED / f"{name}-{fingerprint(parse_public_key(known.read_bytes()))[:16]}.pub"
+    os.replace(known, revoked_path)
     (folder / CLIENTS / name).unlink(missing_ok=True)
     if (folder / CA_KEY).exists():
         write_peers(folder)
-    return kept
+    return revoked_path
 
 
 def revoked_fingerprints(folder: Path) -> set[str]:
@@ -246,9 +246,9 @@ def write_peers(folder: str | Path) -> Path:
 def read_peers(path: str | Path, ca: str | Path | None) -> dict[str, ec.EllipticCurvePublicKey]:
     """The public keys of a file that the federation's authority signed."""
     try:
-        found = json.loads(Path(path).read_bytes())
-        peers = {str(name): str(key) for name, key in found["peers"].items()}
-        signature = base64.b64decode(found["signature"], validate=True)
+        content = json.loads(Path(path).read_bytes())
+        peers = {str(name): str(key) for name, key in content["peers"].items()}
+        signature = base64.b64decode(content["signature"], validate=True)
         known = {name: parse_public_key(key.encode()) for name, key in peers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} is not a list of peers made by `mooring keys`: {error}.") from error

@@ -101,7 +101,7 @@ def join_frames(about: JsonObject, pieces: Sequence[bytes] = ()) -> bytes:
 
 def split_frames(body: bytes) -> tuple[JsonObject, list[bytes]]:
     """The first line and the pieces; ValueError for anything else."""
-    head, _, rest = body.partition(b"\n")
+    head, _, content = body.partition(b"\n")
     about = json.loads(head)
     if not isinstance(about, dict) or not isinstance(about.get("lengths"), list):
         raise ValueError("no frame")
@@ -109,9 +109,9 @@ def split_frames(body: bytes) -> tuple[JsonObject, list[bytes]]:
     for length in about["lengths"]:
         if not isinstance(length, int) or length < 0:
             raise ValueError("a length must be a whole number")
-        pieces.append(rest[begin : begin + length])
+        pieces.append(content[begin : begin + length])
         begin += length
-    if begin != len(rest):
+    if begin != len(content):
         raise ValueError("the lengths do not add up")
     return about, pieces
 
@@ -189,7 +189,7 @@ def check_survey(asked: Payload, reply: Payload, client: str) -> None:
     summary = parse_summary(reply, client)
     if not {"target", "client"} <= set(summary.roles) <= set(ColumnRoles._fields):
         raise MalformedReplyError("it does not name its target and client columns")
-    if any(len(found) != 1 for found in summary.roles.values()):
+    if any(len(columns) != 1 for columns in summary.roles.values()):
         raise MalformedReplyError("it names two columns for one role")
     targets = summary.roles.get("target", {})
     if len(targets) != 1 or next(iter(targets)) not in summary.facts:
@@ -283,23 +283,23 @@ def check_facts(asked: Payload, reply: Payload, client: str) -> None:
     if unknown := names - set(ClientStatistics._fields):
         raise MalformedReplyError(f"it states {min(unknown)[:40]!r}, which it was not asked for")
     for field in ClientStatistics._fields:
-        found = get_field(reply.tensors, "facts", field)
+        part = get_field(reply.tensors, "facts", field)
         if field == "federation":
-            if found is not None:
+            if part is not None:
                 raise MalformedReplyError("it claims to be the federation")
         elif field in ("fit", "alone"):
-            if found is not None:
-                check_shape(found, (1, size) if field == "fit" else (1, found.shape[-1]), field)
-                if not bool(torch.isfinite(found).all()) and field == "fit":
+            if part is not None:
+                check_shape(part, (1, size) if field == "fit" else (1, part.shape[-1]), field)
+                if not bool(torch.isfinite(part).all()) and field == "fit":
                     raise MalformedReplyError("its own fit is not finite")
         else:
-            if found is None:
+            if part is None:
                 raise MalformedReplyError(f"it does not state {field}")
-            check_shape(found, (1,), field)
-            if field in ("n", "p", "validation") and not 0 <= float(found[0]) <= MAX_REPORTED_ROWS:
-                raise MalformedReplyError(f"it reports {field} = {float(found[0]):.3g}")
-            if bool(torch.isinf(found).any()) or float(torch.nan_to_num(found)[0]) < 0:
-                raise MalformedReplyError(f"it reports {field} = {float(found[0]):.3g}")
+            check_shape(part, (1,), field)
+            if field in ("n", "p", "validation") and not 0 <= float(part[0]) <= MAX_REPORTED_ROWS:
+                raise MalformedReplyError(f"it reports {field} = {float(part[0]):.3g}")
+            if bool(torch.isinf(part).any()) or float(torch.nan_to_num(part)[0]) < 0:
+                raise MalformedReplyError(f"it reports {field} = {float(part[0]):.3g}")
 
 
 def get_field(tensors: Mapping[str, Tensor], prefix: str, field: str) -> Tensor | None:
@@ -311,11 +311,11 @@ def get_field(tensors: Mapping[str, Tensor], prefix: str, field: str) -> Tensor 
     return tensors[f"{prefix}/{field}"]
 
 
-def check_shape(found: Tensor, shape: tuple[int, ...], what: str) -> None:
-    if tuple(found.shape) != shape:
-        raise MalformedReplyError(f"its {what} has the shape {list(found.shape)} where {list(shape)} is right")
-    if not found.dtype.is_floating_point:
-        raise MalformedReplyError(f"its {what} holds {found.dtype}")
+def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise MalformedReplyError(f"its {what} has the shape {list(tensor.shape)} where {list(shape)} is right")
+    if not tensor.dtype.is_floating_point:
+        raise MalformedReplyError(f"its {what} holds {tensor.dtype}")
 
 
 def check_evaluate(asked: Payload, reply: Payload, client: str) -> None:

@@ -389,7 +389,7 @@ class Messenger:
         self.record(event="joined", client=name, version=str(fields.get("version"))[:40])
 
     def _describe_rejected(self) -> str:
-        return "".join(f" Refused: {who.why}." for who in list(self.rejected.values())[:3])
+        return "".join(f" Refused: {rejected.why}." for rejected in list(self.rejected.values())[:3])
 
 
 ADDRESS_VARIABLE, CA_VARIABLE, SECRET_VARIABLE = "MOORING_ADDRESS", "MOORING_CA", "MOORING_SECRET"
@@ -447,8 +447,8 @@ class GatewayGrid:
                 "nodes": [messages[k].metadata.dst_node_id for k in small],
                 "messages": [numbers[k] for k in small],
             }
-            found, _ = self._request("push", about, [contents[k] for k in small])
-            reached = {k for k, yes in zip(small, found["reached"]) if yes}
+            answer, _ = self._request("push", about, [contents[k] for k in small])
+            reached = {k for k, yes in zip(small, answer["reached"]) if yes}
         others = [k for k in range(len(messages)) if k not in reached]
         if others:
             for k, number in zip(others, self.grid.push_messages([messages[k] for k in others])):
@@ -470,8 +470,8 @@ class GatewayGrid:
             self.slow -= {message.metadata.reply_to_message_id for message in replies}
         if inline:
             wait = 0.0 if replies else 0.02 if slow else WAIT_SECONDS
-            found, pieces = self._request("pull", {"messages": inline, "wait": wait})
-            for number, piece in zip(found["messages"], pieces):
+            answer, pieces = self._request("pull", {"messages": inline, "wait": wait})
+            for number, piece in zip(answer["messages"], pieces):
                 replies.append(parse_reply(number, piece))
         return replies
 

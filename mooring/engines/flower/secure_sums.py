@@ -247,10 +247,10 @@ def flatten_message(tensors: Mapping[str, Tensor]) -> np.ndarray:
 
 def split_vector(vector: np.ndarray, pattern: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The vector's entries as the parts of a message that looks like the pattern."""
-    rest, out = torch.from_numpy(np.array(vector)), {}
+    remaining, out = torch.from_numpy(np.array(vector)), {}
     for name, like in pattern.items():
-        out[name] = rest[: like.numel()].reshape(like.shape).to(like.dtype)
-        rest = rest[like.numel() :]
+        out[name] = remaining[: like.numel()].reshape(like.shape).to(like.dtype)
+        remaining = remaining[like.numel() :]
     return out
 
 
@@ -294,10 +294,10 @@ class SecureAggregator:
         deadline = self.options.deadline or self.options.wait
         why = "too few clients answered"
         for _ in range(MAX_ATTEMPTS):
-            found = self._attempt(what, requests, range_, deadline, title)
-            if not isinstance(found, str):
-                return found
-            why = found or why
+            outcome = self._attempt(what, requests, range_, deadline, title)
+            if not isinstance(outcome, str):
+                return outcome
+            why = outcome or why
             self.messenger.look_again()
         raise WorkError(f"{title}: no secure sum after {MAX_ATTEMPTS} attempts: {why}")
 
@@ -412,10 +412,10 @@ def recover_answer(sealed: str, shares: Mapping[str, int], survivors: list[str],
 
 
 def masked_vector(name: str, reply: Payload) -> np.ndarray:
-    found = reply.tensors.get("masked")
-    if found is None or found.dim() != 1:
+    vector = reply.tensors.get("masked")
+    if vector is None or vector.dim() != 1:
         raise ClientFailedError(name, f"client '{name}' sends no masked vector.")
-    return found.numpy().astype(np.int64).view(np.uint64)
+    return vector.numpy().astype(np.int64).view(np.uint64)
 
 
 def parse_seed(name: str, value: object) -> bytes:
