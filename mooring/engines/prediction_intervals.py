@@ -23,7 +23,6 @@ from mooring.engines.metrics import concatenate_predictions, predict_all
 
 GRID = 400  # number of stored quantiles
 PRIOR_ROWS = 10.0  # rows that the residual variance of all clients counts like, in a client's own
-MAX_LEVEL = 0.999
 
 
 class UnseenPredictions(NamedTuple):

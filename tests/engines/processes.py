@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from mooring.engines.fit import fit
@@ -22,6 +23,12 @@ from mooring.engines.request import request
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
 from tests.engines.flower_runs import write_clients
+
+USES_FLOWER = [
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.usefixtures("silent_flower"),
+]
 
 LONG = 400.0  # seconds that anything may take on a busy machine
 

@@ -40,24 +40,21 @@ from mooring.runs.directory import open_run
 from tests.engines.flower_runs import ALGORITHMS, write_clients
 from tests.engines.local_grid import LocalGrid
 from tests.engines.machines import DELAY_SECONDS, Machines, why_no_namespaces
-from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file, wait_until
+from tests.engines.processes import (
+    LONG,
+    USES_FLOWER,
+    Child,
+    assert_models_are_the_simulators,
+    commands_of,
+    run_file,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
+pytestmark = USES_FLOWER
 
 APPS = find_apps()
-
-
-@pytest.fixture(autouse=True)
-def silent_flower(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 NAMES = ["north", "south", "west"]

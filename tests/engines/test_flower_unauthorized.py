@@ -31,19 +31,9 @@ from mooring.engines.flower.client_node import run_digest
 from mooring.engines.flower.messenger import MESSAGE_TYPE
 from mooring.engines.request import request
 from mooring.runs.tensor_files import read_tensors
-from tests.engines.processes import Federation, assert_models_are_the_simulators, run_file, wait_until
+from tests.engines.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def silent_flower(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+pytestmark = USES_FLOWER
 
 
 def connect(address, ca, key):

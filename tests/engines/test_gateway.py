@@ -31,20 +31,9 @@ from mooring.engines.flower.superlink import (
     start_superlink,
     synchronize_keys,
 )
-from tests.engines.processes import Federation, find_free_port, run_file, wait_until
+from tests.engines.processes import USES_FLOWER, Federation, find_free_port, run_file, wait_until
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def silent_flower(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = USES_FLOWER
 
 
 def headers_of(key, seconds=0.0):

@@ -24,20 +24,9 @@ from mooring.engines.request import read_federation_request
 from tests.engines.flower_runs import make_clients, make_run
 from tests.engines.local_grid import LocalGrid
 from tests.engines.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
-from tests.engines.processes import Federation, assert_models_are_the_simulators, run_file, wait_until
+from tests.engines.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def silent_flower(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = USES_FLOWER
 
 
 def test_a_client_records_what_left_its_machine(table, tmp_path, clock):
