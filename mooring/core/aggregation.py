@@ -1,4 +1,4 @@
-"""Averages of clients' messages that a minority of liars cannot move at will.
+"""Averages of clients' messages that a minority of malicious clients cannot move at will.
 
     mean             sum_i a_i x_i
     median           each coordinate's weighted median
@@ -8,8 +8,8 @@
     krum:BETA        the message nearest to its n - f - 2 nearest others, f = floor(BETA n)  (BETA = 0.25)
 
 a_i are the clients' shares, sum_i a_i = 1. With equal shares these are the textbook's; krum does not look at shares.
-A robust average sees single messages, so it cannot go with secure aggregation; and it leaves out honest clients that
-differ from most, which personal models forgive and a common one does not.
+A robust average needs single messages, so it cannot be combined with secure aggregation. It also leaves out honest
+clients that differ from most: a global model suffers from that, personal models hardly do.
 
 Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018 (median, trimmed mean).
 Pillutla, Kakade, Harchaoui. Robust aggregation for federated learning. IEEE TSP 2022 (geometric median).
@@ -28,14 +28,14 @@ from mooring.core.cohort import StateTree, select, weighted_mean
 MEAN, MEDIAN, TRIMMED, CLIPPED, GEOMETRIC, KRUM = AVERAGES = (
     "mean", "median", "trimmed", "clipped", "geometric", "krum",
 )  # fmt: skip
-WITH_MALICIOUS_SHARE = (TRIMMED, KRUM)  # take a share of liars
+WITH_MALICIOUS_SHARE = (TRIMMED, KRUM)  # take a share of malicious clients
 DEFAULT_MALICIOUS_SHARE = 0.25
 MAX_WEISZFELD_STEPS = 200  # steps at most
 WEISZFELD_TOLERANCE = 1e-10  # a step shorter than this share of the spread ends them
 
 
 def parse_average(spec: str) -> tuple[str, float]:
-    """("trimmed", 0.3) of "trimmed:0.3"; ValueError for what is none."""
+    """("trimmed", 0.3) of "trimmed:0.3"; ValueError for any other text."""
     name, colon, share = spec.partition(":")
     if name not in AVERAGES or (colon and name not in WITH_MALICIOUS_SHARE):
         raise ValueError(f"no average {spec!r}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 T = TypeVar("T")
 MAX_PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
-SUMMARY_LOCK = RLock()  # summaries of a federation are computed once, whoever comes first
+SUMMARY_LOCK = RLock()  # summaries of a federation are computed once, by the first thread
 CHUNK_CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 MAX_NUMBERS_IN_ONE_BATCH = 100_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 CACHED_BLOCK_SHARE = 1 / 64  # of MAX_PADDED_BYTES: blocks whose rows stay in the processor's cache
@@ -93,7 +93,7 @@ class Rows:
         return self.x[part], self.y[part]
 
     def take(self, index: Tensor, valid: Tensor) -> Batch:
-        """The rows at `index` [C, B] of the pool; `valid` [C, B] tells rows from padding."""
+        """The rows at `index` [C, B] of the pool; `valid` [C, B] is False at padding."""
         weight = valid.to(self.weight_dtype)
         weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
         return Batch(*self.rows_at(index), weight)
@@ -189,9 +189,8 @@ class Rows:
     def blocks(self, most: int | None = None, times: float = 1) -> list[Tensor]:
         """Positions of all clients in blocks of similar size, so that padding a block wastes little.
 
-        A block holds at most `most` clients and `times` PADDED_BYTES of padded rows, and nobody in it has less than
-        half of the longest client's rows (beyond a floor of 16 rows). A formula of the sizes alone: equal data, equal
-        blocks.
+        A block holds at most `most` clients and `times` PADDED_BYTES of padded rows, and each of its clients has
+        at least half of the longest client's rows (or 16). Blocks depend on the sizes only: equal data, equal blocks.
         """
         room = int(times * MAX_PADDED_BYTES) // max(self.x[:1].numel() * self.x.element_size(), 1)
         order = torch.argsort(self.size, stable=True)
@@ -244,9 +243,9 @@ def map_blocks(
 ) -> StateTree:
     """`work(positions)` on each of the blocks, which together hold each position once; results in that order.
 
-    Straight into place: a large federation's matrix is not held twice. `doing(work, blocks)` may be side by side.
-    `used` is what an earlier call gave and nobody needs any more: written over where it fits, for a system that hands
-    out fresh memory clears it first, which takes longer than to fill it.
+    Results are written into place, so that a large federation's matrix is not in memory twice. `doing(work, blocks)`
+    may run them in parallel. `used` is the result of an earlier call that is no longer needed: its memory is reused
+    where it fits, since clearing fresh memory takes longer than filling it.
     """
     if len(blocks) == 1:
         return stack_states([work(blocks[0])], torch.argsort(blocks[0]))

@@ -1,7 +1,7 @@
-"""What work costs and what it reached, counted by a wrapper around the task.
+"""Costs of local work and tolerances of inexact solves, recorded by a wrapper around the task.
 
-Costs are rows drawn and per-row gradients evaluated. An inexact solve that promises a gradient no larger than some
-number tells what it ended at, so that a promise that was not kept is on the record.
+Costs are rows drawn and per-row gradients evaluated. An inexact solve reports the norm of its last gradient, so that
+a tolerance that was not reached is recorded.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class MeteredTask:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """That of the task inside, so that `isinstance(task, HasProx)` tells what it can do."""
+        """The class of the wrapped task, so that `isinstance(task, HasProx)` works."""
         return type(self._task)
 
     def __hash__(self) -> int:

@@ -2,7 +2,7 @@
 
 
 class RequestError(ValueError):
-    """The request or its input is wrong: one sentence that says where, what was found and what would be right."""
+    """The request or its input is wrong: one sentence with the place, the value and what would be right."""
 
 
 class ClientError(RequestError):
@@ -14,4 +14,4 @@ class ClientError(RequestError):
 
 
 class WorkError(RuntimeError):
-    """The request was right but the work failed: one sentence that says what happened and what to try."""
+    """The request was right but the work failed: one sentence with what happened and what to try."""

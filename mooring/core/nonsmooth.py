@@ -106,7 +106,7 @@ def minimize_nonsmooth(
     curvature: Curvature | None = None,
     most: int = 100,
 ) -> Tensor:
-    """The minimisers [C, d] from the start v; quad [C, d] > 0; `real` [C, B] tells rows from padding (u = 0, J = 0).
+    """The minimisers [C, d] from the start v; quad [C, d] > 0; `real` [C, B] is False at padding (u = 0, J = 0).
 
     A problem stops when its duality gap and the residuals of the conditions are down to rounding, and is polished then:
     see above. Where no partition settles, the interior point's own digits are kept.

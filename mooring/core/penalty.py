@@ -72,7 +72,7 @@ def parse_lam(
     if isinstance(lam, dict):
         unknown = sorted(set(lam) - {"per_client", "per_coefficient"})
         if unknown:
-            raise RequestError(f"{owner}: lam knows per_client and per_coefficient, got {unknown[0]!r}.")
+            raise RequestError(f"{owner}: lam takes per_client and per_coefficient, got {unknown[0]!r}.")
         lam = PerClientPenalty(
             *(None if lam.get(k) is None else tuple(lam[k]) for k in ("per_client", "per_coefficient"))
         )

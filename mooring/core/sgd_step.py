@@ -70,7 +70,7 @@ def mixture_slope_factor(alpha: N) -> N:
 def step_terms(
     v: Tensor, size: float | Tensor, active: Tensor | None, pull: Pull | None, shift: Tensor | None
 ) -> StepTerms:
-    """A step of `size` (a number or [C]) for those who are `active` ([C], None: everyone); pull = (lam, center)."""
+    """A step of `size` (a number or [C]) of the `active` clients ([C], None: all); pull = (lam, center)."""
     rate = _number(broadcast_per_client(size, v))
     if active is not None:
         rate = rate * active[:, None].to(v.dtype)

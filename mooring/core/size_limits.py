@@ -15,7 +15,7 @@ DEFAULT_MAX_UNPACKED_BYTES = 2**30
 
 
 def read_unpacked_limit() -> int:
-    """Bytes that a packed file may become: 1 GiB, or what the environment's MOORING_MAX_UNPACKED_BYTES says."""
+    """Bytes that a packed file may become: 1 GiB, or the environment's MOORING_MAX_UNPACKED_BYTES."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         return int(float(text)) if text else DEFAULT_MAX_UNPACKED_BYTES

@@ -223,8 +223,8 @@ def run_mixture_steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """w [C, d], v [C, d] and alpha [C] after the local steps of APFL, by a task that takes many at once.
 
-    feels(k) tells whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 where
-    they are `held_out`, for clients that have any; `pull` and `by_parts` are those of `Felt`.
+    feels(k) is whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 where
+    they are `held_out`, for clients that have any; `pull` and `by_parts` are those of `MixtureUpdate`.
     """
     counts = count_local_steps(data.train.size, batch, steps, None)
     drawn = draw_rows(data, round, batch=batch, counts=counts, draws=draws)
@@ -288,8 +288,8 @@ def descend_to_tolerance(
 ) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 
-    At most `most` steps; a client that is done rests while the others go on. The promise tol and what was reached are
-    told to the task. tol = 0 promises nothing: all steps are taken. Steps are those of the optimizer `rule`, whose
+    At most `most` steps; a finished client waits for the others. The task records tol and the norm that was reached.
+    tol = 0: all steps are taken. Steps are those of the optimizer `rule`, whose
     `state` is changed in place.
     """
     state = rule.init(len(v), task.gradient_dim, v) if state is None else state

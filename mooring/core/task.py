@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 class Constants(NamedTuple):
     """What theory asks of a client's risk L_i, each [C]."""
 
-    smooth: Tensor  # largest curvature; nan where the loss has kinks
+    smooth: Tensor  # largest curvature; nan where the loss is not smooth
     convex: Tensor  # smallest curvature: mu; 0 or below where L_i is not strongly convex
-    noise: Tensor  # rho: root mean square of a record's gradient at the client's own fit (kinks: a bound on it)
+    noise: Tensor  # rho: root mean square of a row's gradient at the client's own fit (nonsmooth: a bound on it)
     trace: Tensor  # mean curvature of single rows summed over coordinates: what small batches add to `smooth`
     dispersion: Tensor  # phi in "gradient covariance = phi * Hessian": residual variance, or 1 for a likelihood
     largest: Tensor  # curvature of the steepest single row: a bound for minibatches of any size
 
 
 class Metric(NamedTuple):
-    """What a number that users are told measures."""
+    """What a reported number measures."""
 
     name: str
     unit_power: int = 0  # how it grows with the unit of a regression target: squared, as it is, or not at all
@@ -85,7 +85,7 @@ NORM_CLASS = re.compile(r"Norm([123]d)?$")
 
 
 def layout_of(parts: Mapping[str, tuple[int, ...]], layers: dict[str, str] | None = None) -> Layout:
-    """Parts one after another; each is a layer of its own unless `layers` says otherwise."""
+    """Parts one after another; each is a layer of its own unless `layers` names it."""
     out: list[ParameterBlock] = []
     start = 0
     for name, shape in parts.items():

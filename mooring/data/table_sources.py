@@ -106,7 +106,9 @@ def table_of_parts(source: Mapping[object, object]) -> Table:
     group = np.repeat(np.array(list(rows_of_client), dtype=object), sizes)
     parts = [client_rows.part for client_rows in rows_of_client.values() if client_rows.part is not None]
     if 0 < len(parts) < len(rows_of_client):
-        raise RequestError("some clients say which rows train, validate and test, and some do not; all must, or none.")
+        raise RequestError(
+            "some clients have parts (train, validation, test) and some do not; all must have them, or none."
+        )
     split = np.array(PARTS, dtype=object)[np.concatenate(parts)] if parts else None
     x, y = (
         torch.cat([client_rows.x for client_rows in rows_of_client.values()]).numpy(),

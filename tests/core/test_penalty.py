@@ -42,7 +42,7 @@ def test_what_a_run_file_may_say():
         ([1.0, -2.0], "A: lam must be >= 0, got -2.0."),
         ({"per_client": [1.0], "per_coefficient": [-3.0]}, "A: lam must be >= 0, got -3.0."),
         ("aut", "A: lam must be a number >= 0 or one of 'auto', 'theory', got 'aut'."),
-        ({"per_clients": [1.0]}, "A: lam knows per_client and per_coefficient, got 'per_clients'."),
+        ({"per_clients": [1.0]}, "A: lam takes per_client and per_coefficient, got 'per_clients'."),
         ([None], "A: lam must be >= 0, got None."),
     ],
 )

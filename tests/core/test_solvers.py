@@ -96,7 +96,7 @@ def test_stiffness_is_a_product():
         (float("nan"), "X: lam must be >= 0, got nan"),
         ("often", "X: lam must be a number >= 0 or one of 'auto', got 'often'"),
         ([0.1, -2], "X: lam must be >= 0, got -2"),
-        ({"per_row": [1]}, "X: lam knows per_client and per_coefficient, got 'per_row'"),
+        ({"per_row": [1]}, "X: lam takes per_client and per_coefficient, got 'per_row'"),
     ],
 )
 def test_wrong_stiffness_is_one_sentence(lam, sentence):
