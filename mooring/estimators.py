@@ -118,7 +118,7 @@ class _Personalized(BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    def _apart(self, x: Any, groups: Any) -> tuple[Any, pd.Categorical | None]:
+    def _separate_groups(self, x: Any, groups: Any) -> tuple[Any, pd.Categorical | None]:
         """X without its client column, and each row's client; None where it is not given."""
         x = to_pandas(x)
         x = x.toarray() if issparse(x) else x
@@ -178,7 +178,7 @@ class _Personalized(BaseEstimator):
         self.scale_ = np.where(scale > 0, scale, 1.0)
         self.clients_ = np.array(names.categories, dtype=str)
         members = [np.flatnonzero(names.codes == i) for i in range(len(self.clients_))]
-        scaled = self._scaled(x)
+        scaled = self._scale_columns(x)
         clients = from_arrays(
             [scaled[rows] for rows in members],
             [y[rows] for rows in members],
@@ -255,14 +255,14 @@ class _Personalized(BaseEstimator):
             parts[order[: max(1, round(self.validation * len(origin)))]] = "validation"
         return parts[place]
 
-    def _scaled(self, x: np.ndarray) -> np.ndarray:
+    def _scale_columns(self, x: np.ndarray) -> np.ndarray:
         return (x - self.mean_) / self.scale_
 
     def _answer(self, x: object, groups: object) -> np.ndarray:
         """Raw predictions; a row of an unknown client, or without one, is predicted with the global model."""
         check_is_fitted(self)
-        x, names = self._apart(x, groups)
-        x = self._scaled(validate_data(self, x, reset=False, dtype=np.float64))
+        x, names = self._separate_groups(x, groups)
+        x = self._scale_columns(validate_data(self, x, reset=False, dtype=np.float64))
         place = np.full(len(x), -1)
         if names is not None:
             check_length(names, len(x))
@@ -311,28 +311,28 @@ class _ClassWeightedLogistic(Logistic):
     def _row_weight(self, y: torch.Tensor) -> torch.Tensor:
         return torch.tensor(self.class_weight, dtype=self.dtype)[y]
 
-    def _weighted(self, batch: Batch) -> Batch:
+    def _weigh_batch(self, batch: Batch) -> Batch:
         return batch._replace(weight=batch.weight * self._row_weight(batch.y))
 
     def row_risk(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
         return self._row_weight(batch.y) * super().row_risk(w, batch)
 
     def grad(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return super().grad(w, self._weighted(batch))
+        return super().grad(w, self._weigh_batch(batch))
 
     def _step(self, v: torch.Tensor, batch: Batch, move: Any) -> None:
-        super()._step(v, self._weighted(batch), move)
+        super()._step(v, self._weigh_batch(batch), move)
 
     def hessian_product(self, w: torch.Tensor, batch: Batch, direction: torch.Tensor) -> torch.Tensor:
-        return super().hessian_product(w, self._weighted(batch), direction)
+        return super().hessian_product(w, self._weigh_batch(batch), direction)
 
     def hessian(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return super().hessian(w, self._weighted(batch))
+        return super().hessian(w, self._weigh_batch(batch))
 
     def constants(self, batch: Batch, w: torch.Tensor | None = None) -> Constants:
         fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w
         return Logistic(self.features, self.classes, self.intercept, self.ridge, self.dtype).constants(
-            self._weighted(batch), fit
+            self._weigh_batch(batch), fit
         )
 
 
@@ -347,7 +347,7 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
 
         `sample_weight` counts how often each row occurs, in whole numbers: 2 is the same as the row twice.
         """
-        X, names = self._apart(X, groups)
+        X, names = self._separate_groups(X, groups)
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         X, y, names = self._repeat(X, column_or_1d(y).astype(float), names, sample_weight)
         self.target_mean_ = float(y.mean())
@@ -366,7 +366,7 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
             return prediction
         if not hasattr(self, "residual_sd_"):
             raise RequestError('return_std needs advised models of two clients or more: lam="advised", algorithm=None.')
-        _, names = self._apart(X, groups)
+        _, names = self._separate_groups(X, groups)
         place = np.full(len(prediction), -1)
         if names is not None:
             place = np.append(pd.Index(self.clients_).get_indexer(names.categories), -1)[names.codes]
@@ -414,7 +414,7 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):
 
         `sample_weight` counts how often each row occurs, in whole numbers: 2 is the same as the row twice.
         """
-        X, names = self._apart(X, groups)
+        X, names = self._separate_groups(X, groups)
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         X, y, names = self._repeat(X, column_or_1d(y), names, sample_weight)

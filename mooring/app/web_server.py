@@ -253,7 +253,7 @@ def table_page(path: Path, query: QueryParams) -> Response:
         likely=clients,
         options=options,
         findings=by_severity,
-        applied=[(cure.label, address_without(options, names, cure)) for cure in applied_cures(options)],
+        applied=[(cure.label, address_without(options, names, cure)) for cure in list_applied_cures(options)],
         hidden=[pair for pair in query_pairs(options, names) if pair[0] in CURE_OPTIONS and pair[0] != "drop_small"],
         small=(sum(size < SMALL_CLIENT_ROWS for size in sizes), len(sizes), SMALL_CLIENT_ROWS),
     )
@@ -302,7 +302,7 @@ def load_arguments(options: JsonObject) -> JsonObject:
     return options | {"min_rows": SMALL_CLIENT_ROWS if options.get("drop_small") else 1}
 
 
-def applied_cures(options: JsonObject) -> list[Cure]:
+def list_applied_cures(options: JsonObject) -> list[Cure]:
     """Return the cures among the options; columns that are left out are shown as ticks instead."""
     out = []
     for name in CURE_OPTIONS:

@@ -161,7 +161,7 @@ def draw_rows(
     per_epoch = np.ones_like(sizes) if draws == "independent" else np.maximum(-(-sizes // batch), 1)
     room = np.minimum(sizes, per_epoch * batch)  # how much of an order any pass uses
     if bool((sizes == sizes[0]).all()):
-        yield from _drawn_alike(data.keys, seeds, round.t, slot, batch, most, start, int(sizes[0]), int(per_epoch[0]))
+        yield from _draw_alike(data.keys, seeds, round.t, slot, batch, most, start, int(sizes[0]), int(per_epoch[0]))
         return
     offset = np.cumsum(room) - room
     order = np.zeros(int(room.sum()), dtype=np.int64)
@@ -178,7 +178,7 @@ def draw_rows(
         yield RowDraw(np.minimum(start[:, None] + place, last), n)
 
 
-def _drawn_alike(
+def _draw_alike(
     keys: np.ndarray,
     seeds: np.ndarray,
     t: int,

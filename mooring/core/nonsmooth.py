@@ -112,7 +112,7 @@ def minimize_nonsmooth(
     see above. Where no partition settles, the interior point's own digits are kept.
     """
     at, spread = _follow_path(residuals, low, high, quad, linear, v, real, curvature, None, most)
-    return _polished(at, spread, residuals, low, high, quad, linear, real, curvature)
+    return _polish(at, spread, residuals, low, high, quad, linear, real, curvature)
 
 
 def find_shared_center(
@@ -181,16 +181,16 @@ def _follow_path(
         solve = partial(_solve_separately, _factor(h)) if coupling is None else coupling.solver(h)
         zero = torch.zeros_like(u)
         ahead = _newton(at, u, j, slope, stiff, solve, zero, zero)
-        reached = _gap(_moved(at, ahead, _room(at, ahead, real, coupling is not None)), real) / rows
+        reached = _gap(_move(at, ahead, _room(at, ahead, real, coupling is not None)), real) / rows
         goal = mu / 2 * (reached / mu).clamp(max=1) ** 3
         step = _newton(at, u, j, slope, stiff, solve, goal - ahead.low * ahead.z, goal - ahead.high * ahead.y)
         room = _room(at, step, real, coupling is not None)
-        at = _moved(at, step, (MAX_BOUNDARY_STEP_SHARE * room).clamp(max=1) * live[:, None])
+        at = _move(at, step, (MAX_BOUNDARY_STEP_SHARE * room).clamp(max=1) * live[:, None])
         u, j = residuals(at.v)
     return best, spread
 
 
-def _polished(
+def _polish(
     at: PrimalDualPoint,
     spread: Tensor,
     residuals: Residuals,
@@ -275,7 +275,7 @@ def _gap(at: PrimalDualPoint, real: Tensor) -> Tensor:
     return (real * (at.z * at.low + at.y * at.high)).sum(1, keepdim=True)
 
 
-def _moved(at: PrimalDualPoint, step: PrimalDualPoint, share: Tensor) -> PrimalDualPoint:
+def _move(at: PrimalDualPoint, step: PrimalDualPoint, share: Tensor) -> PrimalDualPoint:
     return PrimalDualPoint(*(value + share * change for value, change in zip(at, step)))
 
 

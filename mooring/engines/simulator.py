@@ -111,7 +111,7 @@ class Simulator:
         predictions: dict[str, list[metrics.Predictions]] = {part: [] for part in measured}
 
         def risks(block: Tensor) -> tuple[Tensor, ...]:
-            w = self._deployed(server, round, at, block)
+            w = self._personal_models(server, round, at, block)
             for part in measured:
                 predictions[part].extend(metrics.predict_blocks(self.task, w, rows[part].select(block)))
             return tuple(local_update.mean_risk(self.task, w, rows[part].select(block)) for part in parts)
@@ -136,7 +136,7 @@ class Simulator:
             shared = self.algorithm.global_model(server)
             if first is shared:  # equal for all clients: a view, not a copy per client
                 return shared.expand(len(self.clients), -1)
-        return map_blocks(self._blocks(), lambda block: self._deployed(server, round, at, block))
+        return map_blocks(self._blocks(), lambda block: self._personal_models(server, round, at, block))
 
     def numbers(self, field: str, at: str = LAST) -> Tensor | None:
         states = self._states(at)
@@ -157,7 +157,7 @@ class Simulator:
         beside.metrics, beside.measures_validation = self.metrics, self.measures_validation
         return beside
 
-    def _deployed(self, server: StateTree, round: Round, at: str, block: Tensor) -> Tensor:
+    def _personal_models(self, server: StateTree, round: Round, at: str, block: Tensor) -> Tensor:
         states = self._states(at)
         client, merged = states.take(block), states.merged[block]
         return local_update.personal_models(

@@ -41,27 +41,27 @@ def estimate_radius(summary: ClientSummary, p: Tensor | None = None, level: floa
     """R: plug-in minus the fits' variance. Clients with n <= d make it unidentified: see `radius_likelihood`."""
     fits = local_fits(summary)
     p = resolve_client_weights(p, fits.n)
-    if problem := _undetermined(fits):
+    if problem := _find_undetermined(fits):
         return problem
     form = _between(fits.fit, hessian_shaped_covariance(fits), trace(fit_covariance(fits)), fits.freedom, p)
-    return _rooted(form, level, "debiased fits", _warnings(fits))
+    return _take_roots(form, level, "debiased fits", _warnings(fits))
 
 
 def estimate_client_radii(summary: ClientSummary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_i [m], each client's distance from the average model; each interval holds for its client only."""
     fits = local_fits(summary)
     p = resolve_client_weights(p, fits.n)
-    if problem := _undetermined(fits):
+    if problem := _find_undetermined(fits):
         return problem
     _, form = _from_average(fits, p)
-    return _rooted(form, level, "debiased fits", _warnings(fits))
+    return _take_roots(form, level, "debiased fits", _warnings(fits))
 
 
 def estimate_max_radius(summary: ClientSummary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_max; the interval holds for the largest because it holds for all clients at once."""
     fits = local_fits(summary)
     p = resolve_client_weights(p, fits.n)
-    if problem := _undetermined(fits):
+    if problem := _find_undetermined(fits):
         return problem
     deviation, form = _from_average(fits, p)
     distance = deviation.norm(dim=1).numpy()
@@ -76,7 +76,7 @@ def estimate_max_radius(summary: ClientSummary, p: Tensor | None = None, level: 
 def estimate_diameter(summary: ClientSummary, level: float = 0.95) -> Estimate:
     """Gamma; the interval comes from balls that hold all true models at once."""
     fits = local_fits(summary)
-    if problem := _undetermined(fits):
+    if problem := _find_undetermined(fits):
         return problem
     v = trace(fit_covariance(fits))
     form = _each(fits.fit - fits.fit.mean(0), hessian_shaped_covariance(fits), v, 2 * v**2 / fits.freedom)
@@ -159,7 +159,7 @@ def _form(
     return QuadraticForm(*(part.numpy() for part in (square, bias, second, third, eta, eta2, bias2, bias3)))
 
 
-def _rooted(form: QuadraticForm, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
+def _take_roots(form: QuadraticForm, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
     value = np.sqrt(np.maximum(form.square - form.bias, 0))
     low, high = (np.sqrt(end) for end in confidence_interval(form, level))
     if value.ndim == 0:
@@ -167,7 +167,7 @@ def _rooted(form: QuadraticForm, level: float, method: str, warnings: tuple[str,
     return Estimate(torch.from_numpy(value), torch.from_numpy(low), torch.from_numpy(high), method, warnings)
 
 
-def _undetermined(fits: LocalFits) -> Estimate | None:
+def _find_undetermined(fits: LocalFits) -> Estimate | None:
     undetermined = int((fits.freedom <= 0).sum())
     if not undetermined:
         return None

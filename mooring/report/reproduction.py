@@ -98,7 +98,7 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
         papers,
         key=lambda registrations: keys.index(registrations["paper"]) if registrations["paper"] in keys else len(keys),
     )
-    decided = [_decided(registrations, answers) for registrations in ordered]
+    decided = [_list_decided(registrations, answers) for registrations in ordered]
     for registrations, claims in zip(ordered, decided):
         past_results = [row for row in past if row["experiment"].split("-")[0] == registrations["paper"]]
         text = _paper_page(registrations, claims, past_results, folder, pages, page)
@@ -107,7 +107,9 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     write_atomically(page, _overview(ordered, decided, page).encode())
 
 
-def _decided(registrations: NamedValues, answers: Mapping[str, tuple[NamedValues, NamedValues]]) -> list[JsonObject]:
+def _list_decided(
+    registrations: NamedValues, answers: Mapping[str, tuple[NamedValues, NamedValues]]
+) -> list[JsonObject]:
     """Return the newest version of each claim, with its verdict and the record that decides it."""
     claims = []
     for claim in registrations["claims"]:
@@ -205,7 +207,7 @@ def _paper_page(
         parts.append(_experiment(experiment, by_experiment[experiment], older, past_results, records, pictures))
     removed = [row for row in past if row["experiment"] not in by_experiment]
     if removed:
-        parts.append("## Removed experiments\n\n" + _folded("their results", _history(removed)))
+        parts.append("## Removed experiments\n\n" + _fold("their results", _history(removed)))
     return "\n".join(parts)
 
 
@@ -234,12 +236,12 @@ def _experiment(experiment: str, claims: Records, older: Records, past: Records,
             "\n".join(f"- *{claim['claim']}*: {format_number(claim['numbers'])}" for claim in record["claims"]) + "\n",
             _origin(record),
         ]
-        lines.append(_folded("interpretation, tables, all numbers", "\n".join(folded)))
+        lines.append(_fold("interpretation, tables, all numbers", "\n".join(folded)))
     if older:
         version_rows = [[claim["id"], str(claim["version"]), claim["test"], claim["reason"]] for claim in older]
-        lines.append(_folded("older versions", format_table(["claim", "version", "test", "reason"], version_rows)))
+        lines.append(_fold("older versions", format_table(["claim", "version", "test", "reason"], version_rows)))
     if past:
-        lines.append(_folded("results from before the registration, which decide nothing", _history(past)))
+        lines.append(_fold("results from before the registration, which decide nothing", _history(past)))
     return "\n".join(line for line in lines if line)
 
 
@@ -252,7 +254,7 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def _folded(summary: str, text: str) -> str:
+def _fold(summary: str, text: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 

@@ -43,9 +43,9 @@ class Display:
 
     def paragraph(self, text: str, indent: int = 2) -> None:
         """Print sentences, wrapped to the width."""
-        self.out.print(Text(self._wrapped(text, indent)), soft_wrap=True)
+        self.out.print(Text(self._wrap(text, indent)), soft_wrap=True)
 
-    def _wrapped(self, text: str, indent: int) -> str:
+    def _wrap(self, text: str, indent: int) -> str:
         blank = " " * indent
         return fill(
             replace_control_characters(text),
@@ -114,7 +114,7 @@ class Display:
             for k in range(len(rows)):
                 self.out.print(*stack_row(shown_parts, k, self.out.width), sep="\n")
         if caption:
-            self.out.print(Text(self._wrapped(caption, indent), style="dim"), soft_wrap=True)
+            self.out.print(Text(self._wrap(caption, indent), style="dim"), soft_wrap=True)
         self.out.print()
 
     @contextmanager

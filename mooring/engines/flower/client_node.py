@@ -263,7 +263,7 @@ class ClientNode:
             tensors = restore_personal_entries(tensors, flatten("server", history.server), mask)
         return unflatten(history.server, "server", tensors)
 
-    def deployed(self, payload: Payload) -> tuple[StateHistory, Tensor, Round]:
+    def personal_model(self, payload: Payload) -> tuple[StateHistory, Tensor, Round]:
         fields = payload.fields
         history, turn = self.history(fields), Round(*fields["round"])
         server = self.server_state(history, payload)

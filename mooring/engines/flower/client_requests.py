@@ -261,7 +261,7 @@ def handle_evaluate(node: ClientNode, payload: Payload) -> Payload:
 
 def mean_losses(node: ClientNode, payload: Payload) -> Tensor:
     """Return [parts]: the mean loss of this client's model over each named part of its rows."""
-    _, w, _ = node.deployed(payload)
+    _, w, _ = node.personal_model(payload)
     parts = [str(part) for part in payload.fields["parts"]]
     if not set(parts) <= set(PARTS):
         raise RequestError(f"client '{node.name}' has rows to {', '.join(PARTS)}, not {', '.join(parts)}.")
@@ -269,7 +269,7 @@ def mean_losses(node: ClientNode, payload: Payload) -> Tensor:
 
 
 def handle_model(node: ClientNode, payload: Payload) -> Payload:
-    return Payload({}, {"model": node.deployed(payload)[1]} if node.federation.share_models else {})
+    return Payload({}, {"model": node.personal_model(payload)[1]} if node.federation.share_models else {})
 
 
 def handle_number(node: ClientNode, payload: Payload) -> Payload:
@@ -292,7 +292,7 @@ def handle_dismissed(node: ClientNode, payload: Payload) -> Payload:
 
 def handle_done(node: ClientNode, payload: Payload) -> Payload:
     """Write the client's personal model and the global model as a run directory."""
-    history, w, _ = node.deployed(payload)
+    history, w, _ = node.personal_model(payload)
     row, summary = payload.fields["row"], payload.fields["summary"]
     if node.federation.secure:  # the server does not know it
         unit = node.clients.target_scale**node.task.unit_power

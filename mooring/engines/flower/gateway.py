@@ -301,7 +301,7 @@ class Gateway:
             if path == EXCHANGE:
                 channel = self.session_of(scope)
                 self.check_length(scope)
-                with self.bounded(receive, channel.key) as piece:
+                with self.limit_body(receive, channel.key) as piece:
                     body = await self.body_of(piece)
                 await self.exchange(channel, body, send)
                 return
@@ -310,8 +310,8 @@ class Gateway:
             if path == OPEN_CHANNEL:
                 await self.open_channel(key, send)
                 return
-            with self.bounded(receive, key) as piece:
-                await self.app(scope, piece, self.watched(scope, send))
+            with self.limit_body(receive, key) as piece:
+                await self.app(scope, piece, self.note_refusals(scope, send))
         elif not is_equal(header(scope, SECRET), self.secret):
             raise Refusal(403, "this interface is for the server's own processes")
         elif path.startswith(OWN):
@@ -336,7 +336,7 @@ class Gateway:
             raise Refusal(403, "metrics need the token of the file metrics.token")
 
     @contextmanager
-    def bounded(self, receive: Receive, key: bytes) -> Iterator[Receive]:
+    def limit_body(self, receive: Receive, key: bytes) -> Iterator[Receive]:
         """Yield a request's pieces, cut off as if its sender had gone where they are too large, or all that its key
         sends at once is: not every request states a length."""
         total = 0
@@ -365,15 +365,15 @@ class Gateway:
             if not message.get("more_body"):
                 return b"".join(pieces)
 
-    def watched(self, scope: Scope, send: Send) -> Send:
+    def note_refusals(self, scope: Scope, send: Send) -> Send:
         """Notes which signatures Flower refuses."""
 
-        async def passed_on(message: HttpMessage) -> None:
+        async def pass_on(message: HttpMessage) -> None:
             if message.get("status") == 401:
                 self.note(header(scope, KEY), header(scope, WHEN))
             await send(message)
 
-        return passed_on
+        return pass_on
 
     async def open_channel(self, key: bytes, send: Send) -> None:
         node = await run_in_threadpool(self.node_of, key)

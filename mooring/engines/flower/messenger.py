@@ -315,7 +315,7 @@ class Messenger:
         ]
         self._push(ready)
 
-    def addressed(self, what: str, payload: Payload) -> Payload:
+    def add_address(self, what: str, payload: Payload) -> Payload:
         """Return the payload with the request and the run it belongs to."""
         return payload._replace(fields=payload.fields | {"what": what, "run": self.run})
 
@@ -329,7 +329,7 @@ class Messenger:
         if not requests:
             return
         messages = [
-            Message(to_records(self.addressed(sent.what, payload)), sent.node, MESSAGE_TYPE, ttl=MESSAGE_TTL_SECONDS)
+            Message(to_records(self.add_address(sent.what, payload)), sent.node, MESSAGE_TYPE, ttl=MESSAGE_TTL_SECONDS)
             for sent, payload in requests
         ]
         for (sent, _), number in zip(requests, self.grid.push_messages(messages)):
