@@ -329,6 +329,9 @@ class _ClassWeightedLogistic(Logistic):
     def hessian(self, w: torch.Tensor, batch: Batch) -> torch.Tensor:
         return super().hessian(w, self._weigh_batch(batch))
 
+    def derivatives(self, w: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return super().derivatives(w, self._weigh_batch(batch))
+
     def constants(self, batch: Batch, w: torch.Tensor | None = None) -> Constants:
         fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w
         return Logistic(self.features, self.classes, self.intercept, self.ridge, self.dtype).constants(
