@@ -1,10 +1,13 @@
 """CPU time and memory of advice, each case in a process of its own, with one thread.
 
-    python -m benchmarks.advice_scale [--cases heart,quantile,wide,classes,long,many,path] [--profile FILE]
+    python -m benchmarks.advice_scale [--cases heart,five,long] [--profile FILE]
 
     heart      the command `mooring advise heart`, imports included
+    parkinsons the same of `mooring advise parkinsons`
     quantile   480 rows, 70 columns, 8 clients, absolute loss
     wide       4,000 rows, 2,000 columns of 0 and 1, 20 clients
+    two        3,200 rows, 6 columns, 2 classes, 300 clients of very different sizes
+    five       the same with 5 classes
     classes    73,000 rows, 8 columns, 5 classes, 1,128 clients of very different sizes
     long       200,000 rows, 50 columns, 500 clients
     many       10,000 clients of 20 rows and 20 columns
@@ -37,7 +40,8 @@ from mooring.data.loading import load
 from mooring.tasks.catalog import build
 from tests.support.tables import EXAM
 
-CASES = ("heart", "quantile", "wide", "classes", "long", "many", "path")
+COMMANDS = ("heart", "parkinsons")
+CASES = (*COMMANDS, "quantile", "wide", "two", "five", "classes", "long", "many", "path")
 
 
 def plant_classes(clients: int, rows: int, features: int, classes: int, seed: int = 0) -> pd.DataFrame:
@@ -87,10 +91,10 @@ def time_path() -> str:
     return f"{time.process_time() - begin:.2f} s for {len(LAMBDA_SCALES)} lambdas, {len(rows)} clients"
 
 
-def time_command() -> str:
-    """`mooring advise heart`, with imports."""
+def time_command(name: str) -> str:
+    """`mooring advise NAME`, with imports."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "mooring", "advise", "heart"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "mooring", "advise", name], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     work = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return f"{work:.1f} s of CPU with imports, {after.ru_maxrss / 1e6:.2f} GB at most"
@@ -100,13 +104,15 @@ def time_case(name: str, profile: Path | None) -> str:
     """What advice for a case took, without making its rows."""
     if name == "path":
         return time_path()
-    if name == "heart":
-        return time_command()
+    if name in COMMANDS:
+        return time_command(name)
     options = {"client": "client", "target": "y"}
     if name == "quantile":
         data, options = plant_numbers(8, 480, 70, tails=3), options | {"task": "absolute"}
     elif name == "wide":
         data = plant_levels(20, 4_000, 2_000)
+    elif name in ("two", "five"):
+        data = plant_classes(300, 3_000, 6, {"two": 2, "five": 5}[name])
     elif name == "classes":
         data = plant_classes(1_128, 73_000, 8, 5)
     elif name == "long":

@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.special import expit
+from scipy.stats import nbinom
 
 from benchmarks.advice_tables import Table, advise_table
+from benchmarks.count_likelihoods import NegativeBinomial, estimate_theta, log_scores
 from benchmarks.peers.shrunken_models import (
     POOLED_PULL,
     client_rows,
@@ -145,3 +148,22 @@ def test_a_table_without_heterogeneity_and_one_with_it_fill_the_page(tmp_path):
         over_local = 100 * (1 - result["recommended"].mean() / result["local"].mean())
         assert f"{over_local:+.1f}%" in line and "made 1.0 | mse | 4 | 80" in line
     assert "## Whether the stated confidence is right" in page and page.count("\n| local |") == 1
+
+
+def test_negative_binomials_are_those_of_scipy():
+    rng, theta = np.random.default_rng(0), 2.5
+    mu = np.exp(rng.normal(size=4_000))
+    y = rng.poisson(mu * rng.gamma(theta, 1 / theta, len(mu)))
+    known = -nbinom.logpmf(y, theta, theta / (theta + mu))
+    np.testing.assert_allclose(log_scores(y, mu, theta), known, rtol=1e-9)
+    assert estimate_theta(y, mu) == pytest.approx(theta, rel=0.15)
+    task, counts = NegativeBinomial(3, theta=theta), torch.from_numpy(y).double()
+    z = torch.from_numpy(np.log(mu)).requires_grad_()
+    loss = task.row_loss(z, counts)
+    rise = task.row_loss(z + 0.1, counts) - loss
+    higher = log_scores(y, mu * np.exp(0.1), theta) - known
+    np.testing.assert_allclose(rise.detach().numpy(), higher, atol=1e-9)
+    (slope,) = torch.autograd.grad(loss.sum(), z, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), z)
+    torch.testing.assert_close(task.row_slope(z, counts), slope)
+    torch.testing.assert_close(task.row_bend(z, counts), bend)

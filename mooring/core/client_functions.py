@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hin
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Condensed, Rows, StateTree, is_ordered, padded_batches, stack_states
+from mooring.core.cohort import (
+    CACHED_BLOCK_SHARE,
+    Batch,
+    Condensed,
+    Rows,
+    StateTree,
+    is_ordered,
+    padded_batches,
+    stack_states,
+)
 
 if TYPE_CHECKING:
     from mooring.core.task import Task
@@ -124,7 +133,7 @@ def _register(function: Callable[..., StateTree], on_rows: Callable[..., StateTr
 
 def _iterate_batches(rows: Rows) -> Iterable[tuple[Tensor, Batch]]:
     """All rows in padded blocks of clients, one block at a time where there are several."""
-    blocks = rows.blocks()
+    blocks = rows.blocks(times=CACHED_BLOCK_SHARE)
     if len(blocks) == 1:
         return padded_batches(rows)
     return ((block, rows.select(block).padded()) for block in blocks)

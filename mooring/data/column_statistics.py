@@ -177,7 +177,9 @@ def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict
     """
     present = np.isfinite(values)
     values, code = values[present], code[present]
-    order = np.lexsort((values, code))
+    order = np.argsort(values)
+    short = code[order].astype(np.uint16) if clients <= 1 << 16 else code[order]  # short integers are sorted by radix
+    order = order[np.argsort(short, kind="stable")]
     value, owner = values[order], code[order]
     size = np.bincount(owner, minlength=clients)
     start = np.cumsum(size) - size

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Condensed, Rows, StateTree, map_blocks
+from mooring.core.cohort import CACHED_BLOCK_SHARE, Batch, Condensed, Rows, StateTree, map_blocks
 from mooring.core.errors import RequestError
 from mooring.core.task import HasHessian, HasSolve, Task, require
 from mooring.estimates.firth import fit_firth
@@ -215,7 +215,7 @@ def _by_blocks(rows: Rows, build: Callable[[Batch], StateTree], pairs: bool = Fa
     """`build` on padded blocks of clients of similar size, put together in the order of the clients."""
     if int(rows.size.min()) == 0:
         raise RequestError(f"summaries: client {int(rows.size.argmin())} has no rows; leave it out.")
-    blocks = rows.blocks()
+    blocks = rows.blocks(times=CACHED_BLOCK_SHARE)
     if pairs:
         blocks = [p for b in blocks for p in b.split(max(1, MAX_PAIR_NUMBERS // int(rows.size[b].max()) ** 2))]
     return map_blocks(blocks, lambda block: build(rows.select(block).padded()))

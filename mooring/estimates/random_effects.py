@@ -67,10 +67,12 @@ def fit_reml(
     stats: LinearStats,
     form: VarianceFormOrAuto = "scalar",
     near: RandomEffects | None = None,
+    data: GaussianLikelihoods | None = None,
 ) -> RandomEffects:
     """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d.
 
     `near`, the spread of similar clients, is a warm start; iterations then end once the deviance hardly changes.
+    `data` is what `factor_stats` makes of the same `stats`, if it is known.
     """
     _check_form(form, VARIANCE_FORMS)
     d, total = stats.moment.shape[1], float(stats.n.sum())
@@ -79,7 +81,7 @@ def fit_reml(
             f"fit_reml: at least 2 clients and more than d = {d} rows in all are needed, "
             f"got {len(stats.n)} clients with {total:g} rows."
         )
-    data = _normal(stats, torch.ones_like(stats.n), total)
+    data = factor_stats(stats) if data is None else data
     if near is None:
         at, chosen_form, warnings = _best(data, form)
     else:
@@ -197,9 +199,10 @@ def _check_form(form: str, names: tuple[str, ...]) -> None:
         raise RequestError(f"spread: form must be one of {', '.join(map(repr, names))}, got {form!r}.")
 
 
-def _normal(stats: LinearStats, noise: Tensor, rows: float | None) -> GaussianLikelihoods:
-    scale = stats.n / noise
-    return factor_likelihoods(scale[:, None, None] * stats.gram, scale[:, None] * stats.moment, scale * stats.yy, rows)
+def factor_stats(stats: LinearStats) -> GaussianLikelihoods:
+    """Return the clients' log-likelihoods from their sums."""
+    n = stats.n
+    return factor_likelihoods(n[:, None, None] * stats.gram, n[:, None] * stats.moment, n * stats.yy, float(n.sum()))
 
 
 def _normal_of(fits: LocalFits) -> GaussianLikelihoods:

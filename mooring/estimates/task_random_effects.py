@@ -23,7 +23,7 @@ from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task, has_known_dispersion, layer_mask
 from mooring.estimates.client_queries import differentiate_at, fit_penalized, sum_for_dispersion, summarize_rows
 from mooring.estimates.client_summaries import LinearStats
-from mooring.estimates.random_effects import LAPLACE_TOLERANCE, RandomEffects, fit_laplace, fit_reml
+from mooring.estimates.random_effects import LAPLACE_TOLERANCE, RandomEffects, factor_stats, fit_laplace, fit_reml
 from mooring.estimates.reml import MAX_VARIANCE_RATIO, typical_variance_ratio
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
@@ -101,9 +101,13 @@ def count_intercepts(task: Task) -> int:
 
 
 def _linear(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects | None:
-    stats = summarize_rows(task, rows)
-    assert isinstance(stats, LinearStats)
-    effects = fit_reml(stats, form, near=near)
+    name = ("random effects", task)
+    if name not in rows.cache:  # the same for all forms
+        stats = summarize_rows(task, rows)
+        assert isinstance(stats, LinearStats)
+        rows.cache[name] = stats, factor_stats(stats)
+    stats, data = rows.cache[name]
+    effects = fit_reml(stats, form, near, data)
     ratio = float((effects.variance / effects.noise.mean()).max())
     unseparated = ratio >= MAX_VARIANCE_RATIO / 10 * typical_variance_ratio(
         effects.data

@@ -19,6 +19,8 @@ Source   Friedman. Greedy function approximation: a gradient boosting machine. A
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -213,10 +215,18 @@ def average_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting, weight: 
 
 
 def _import_xgboost() -> Any:
+    """XGBoost; in the main thread of a command without its estimators for scikit-learn, whose import takes a second."""
     if not has_boosting():
         raise RequestError(MISSING_XGBOOST)
-    import xgboost
-
+    is_command = "mooring.cli" in sys.modules and threading.current_thread() is threading.main_thread()
+    is_hidden = is_command and "sklearn" not in sys.modules
+    if is_hidden:
+        sys.modules["sklearn"] = None  # type: ignore[assignment]
+    try:
+        import xgboost
+    finally:
+        if is_hidden:
+            del sys.modules["sklearn"]
     return xgboost
 
 

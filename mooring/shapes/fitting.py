@@ -33,7 +33,7 @@ from mooring.shapes.screening import (
     sum_candidates,
 )
 
-MAX_ROWS_PER_BLOCK = 20_000  # whose products of columns are in memory at once
+MAX_ROWS_PER_BLOCK = 1_000  # whose splines or products of columns are in memory at once: they stay in the cache
 Splines = tuple[tuple[int, tuple[float, ...]], ...]
 
 
@@ -100,6 +100,9 @@ def _sum_products(shape: ShapedColumns, x: Tensor, pairs: Sequence[tuple[int, in
 
 def _screen_splines(x: Tensor, residual: Tensor, splines: Splines) -> Splines:
     """The splines that explain residuals [K, N] of at least one class."""
-    extra = ShapedColumns(x.shape[1], splines).make_extra(x)
-    passed = {spline for part in residual for spline in screen_splines(sum_candidates(x, extra, part), splines)}
+    shape, parts = ShapedColumns(x.shape[1], splines), []
+    for some, errors in zip(x.split(MAX_ROWS_PER_BLOCK), residual.split(MAX_ROWS_PER_BLOCK, dim=1)):
+        extra = shape.make_extra(some)
+        parts.append([sum_candidates(some, extra, part) for part in errors])
+    passed = {spline for sums in zip(*parts) for spline in screen_splines(reduce(add, sums), splines)}
     return tuple(spline for spline in splines if spline in passed)
