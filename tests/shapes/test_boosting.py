@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -173,3 +174,14 @@ def test_without_xgboost_the_sentence_names_the_extra(monkeypatch):
     assert not boosting.has_boosting()
     with pytest.raises(RequestError, match=r"pip install 'mooring-fl\[trees\]'"):
         fit_booster(X, MEAN, Boosting(), 1)
+
+
+@pytest.mark.parametrize(("module", "imported"), [("mooring.cli", False), ("mooring", True)])
+def test_a_command_imports_xgboost_without_scikit_learn(module, imported):
+    code = f"""
+import sys, {module}
+from mooring.shapes.boosting import _import_xgboost
+assert _import_xgboost().Booster and ("sklearn" in sys.modules) == {imported}
+import sklearn.base
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -190,7 +190,9 @@ def fit_local_models(
     if isinstance(task, Linear) and len(rows) > MAX_CLIENTS_PER_BLOCK and ridge > 0:
         for block in torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK):
             some = rows.select(block)
-            out[block] = solve_centered_ridge(task, some, ridge) if free else solve_ridge(task, some, ridge)
+            h, moment, *means = centered_moments(task, some) if free else cached_moments(task, some)
+            fit = torch.linalg.solve(h + ridge * torch.eye(h.shape[-1], dtype=h.dtype), moment)
+            out[block] = (append_intercept(fit, *means) if free else fit).to(task.dtype)
         return out
     if is_wide(task, rows) and ridge > 0:
         e, u, _, moment = eigen_moments(task, rows, None)
@@ -205,18 +207,6 @@ def fit_local_models(
         )
     pull = ridge * ridge_mask(task) if free else torch.tensor(ridge, dtype=task.dtype)
     return fit_ridge(task, rows, out if start is None else start, pull=pull)
-
-
-def solve_ridge(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
-    """[m, d]: ridge regression."""
-    h, moment = cached_moments(task, rows)
-    return solve_with_ridge(h, moment, ridge).to(task.dtype)
-
-
-def solve_centered_ridge(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
-    """The same as `fit_centered_models`, for a single ridge."""
-    spread, cross, mean, target = centered_moments(task, rows)
-    return append_intercept(solve_with_ridge(spread, cross, ridge), mean, target).to(task.dtype)
 
 
 def fit_centered_models(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
@@ -240,11 +230,6 @@ def centered_moments(task: Linear, rows: ClientRows) -> tuple[Tensor, Tensor, Te
 
 def append_intercept(slopes: Tensor, mean: Tensor, target: Tensor) -> Tensor:
     return torch.cat([slopes, (target - (mean * slopes).sum(1))[:, None]], 1)
-
-
-def solve_with_ridge(h: Tensor, moment: Tensor, ridge: float) -> Tensor:
-    """(h + ridge)^-1 moment."""
-    return torch.linalg.solve(h + ridge * torch.eye(h.shape[-1], dtype=h.dtype), moment)
 
 
 def has_free_intercept(task: Task) -> bool:
