@@ -32,10 +32,11 @@ from mooring.advice.candidates.column_sets import (
 )
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
 from mooring.advice.evaluation import fold_checkpoints
-from mooring.advice.evaluation.cross_fitting import Evidence
+from mooring.advice.evaluation.cross_fitting import Evidence, split_rows
 from mooring.advice.evaluation.evidence import apply_shape
 from mooring.advice.evaluation.fold_fits import estimate_all_priors
 from mooring.advice.evaluation.loss_sums import ModelTriple
+from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.folds import FoldSplit, assign_folds, iterate_folds, usable_rows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.core.cohort import Rows
@@ -46,6 +47,7 @@ from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from mooring.shapes.boosting import Boosting, fit_booster
 from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.trees import Trees
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -338,6 +340,31 @@ def test_an_interrupted_run_with_shapes_resumes_to_the_same_bytes(bent, tmp_path
     resume(tmp_path / "cut")
     for name in ("models.safetensors", "advice.json", "clients.parquet", "run.toml", "schema.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (run / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("trees", [0, 1])
+def test_remote_trees_that_no_held_out_loss_asks_for_are_left_out(trees):
+    class Elsewhere(RowAccess):
+        reads_rows = False
+
+    class Stub:
+        def fit(self, rows, units=None):
+            booster = Trees(
+                3, np.zeros(1), np.zeros((trees, 1), int), np.zeros((trees, 1), np.float32), np.ones((trees, 2)),
+                np.zeros(trees, int),
+            )  # fmt: skip
+            shape = ShapedColumns(3, booster=booster)
+            return shape, rows.map_columns(shape)
+
+        def split(self, part, groups=None):
+            return FoldSplit(self.fit(part.train)[1], self.fit(part.held)[1], part.place)
+
+    rng = np.random.default_rng(0)
+    rows = Rows.stack(*([torch.from_numpy(rng.normal(size=(20, *more))) for _ in range(3)] for more in ((3,), ())))
+    keys = np.arange(3, dtype=np.uint64)
+    found = split_rows(Linear(3), UsableRows(rows), keys, "size", 0, 2, Stub(), Elsewhere())
+    assert (found.shape is not None) == (trees == 1) == (found.folded.sets is not None)
+    assert found.rows.x.shape[1] == found.folded.parts[0].train.x.shape[1] == found.folded.task.features == 3 + trees
 
 
 def test_few_rows_keep_linear_columns_and_wrong_requests_are_refused():

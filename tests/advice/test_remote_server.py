@@ -1,6 +1,7 @@
 """Advice whose rows stay with their clients: the simulator's verdicts and models, by Flower's messages."""
 
 import json
+import re
 import threading
 from functools import partialmethod
 
@@ -13,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from mooring.advice.advise import advise
 from mooring.advice.candidates.client_noise import sum_squares
+from mooring.advice.folds import assign_folds, number_distinct_rows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.advice.remote.client_node import AdviceClientNode
 from mooring.advice.remote.server import advise_federation
@@ -25,7 +27,7 @@ from mooring.engines.flower.client_requests import DISMISSED_FILE, DONE_FILE, RE
 from mooring.engines.flower.disclosure import SENT_FILE, Policy
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.messenger import Messenger
-from mooring.engines.flower.remote_rows import CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
+from mooring.engines.flower.remote_rows import SHAPED, CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
 from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import read_json
@@ -197,6 +199,38 @@ def test_splines_and_products_are_those_of_one_process(federation):
     assert open_run(out).schema["shape"] == other.as_json()
 
 
+def test_a_boosted_score_is_made_inside_every_fold(tmp_path):
+    """Trees learn what the linear models miss; the number of messages is announced, and clients predict with them."""
+    path = write_case("bent", tmp_path)
+    path.write_text(path.read_text().replace('shape = "spline"', 'shape = "boosted"'))
+    homes, said = homes_of(path, tmp_path / "state"), []
+    grid = LocalGrid(homes)
+    apart = advise_federation(read_federation_request(path), grid, tmp_path / "run", report=said.append)
+    (bound,) = [int(re.search(r"up to (\d+) messages", text)[1]) for text in said if "boosted score" in text]
+    assert 40 < len(grid.log) / len(homes) < bound + 40
+    assert "sums of derivatives" in homes[0].reveals and apart.evidence.shape.booster is not None
+    table = apart.choice.table
+    lowest = table.groupby("columns")["loss"].min()
+    assert lowest["boosted"] < 0.6 * lowest["linear"]
+    home = homes[0]  # scores of its rows come from trees without their inner fold
+    usable, stacked = home.rows(("usable",)), [part for part in home.parts if part[0] == SHAPED and "usable" in part]
+    digest = next(part[1] for part in stacked if home.columns.get(part[1]).without)
+    shape, without = home.columns.get(digest)
+    fold = assign_folds(usable, home.clients.keys, 3, home.run.training.seed + 1, number_distinct_rows(usable)).numpy()
+    scores = np.stack([trees.score(usable.x.numpy())[:, 0] for trees in without])[fold, np.arange(len(fold))]
+    found = home.rows((SHAPED, digest, "4-4", "usable")).x[:, 0]
+    torch.testing.assert_close(found, shape(usable.x, torch.from_numpy(scores)[:, None])[:, 4])
+    assert not np.allclose(scores, shape.booster.score(usable.x.numpy())[:, 0])
+    for home in homes:
+        stored = open_run(home.folder / RESULT_DIR)
+        assert stored.models.personal.shape[1] == 6 and stored.schema["shape"]["booster"] is not None
+        place = apart.job.clients.names.index(home.name)
+        torch.testing.assert_close(stored.models.personal[0], apart.models.recommended[place])
+        predicted = predict(home.folder / RESULT_DIR, home.path)[0]
+        assert np.isfinite(predicted["y"]).all()
+    personalize(tmp_path / "run", homes[0].path)
+
+
 def test_a_policy_knows_histograms(federation):
     """A client that does not let histograms leave refuses the run, a single request, and records what it sent."""
     path, homes, _, _, _ = federation
@@ -230,7 +264,7 @@ def test_descriptions_of_columns_are_checked(tmp_path):
     with pytest.raises(RequestError, match="is not here"):
         store.get("../run")
     store.add({digest: shape.as_json()})
-    assert ColumnStore(tmp_path).get(digest) == shape
+    assert ColumnStore(tmp_path).get(digest).columns == shape
     rows = Rows(torch.arange(8.0).double().view(4, 2), torch.zeros(4), torch.tensor([0]), torch.tensor([4]))
     assert torch.equal(store.shape_rows(digest, "0-0,2-2", rows).x, shape(rows.x)[:, [0, 2]])
     for wrong in ("0-3", "", "2-0", "1-1,0-0", "0-99999999999", "a-b"):

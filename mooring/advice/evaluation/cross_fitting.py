@@ -186,11 +186,12 @@ def split_rows(
         def make_columns(part: FoldSplit | None) -> list[Any]:
             return [shaper.fit(all_rows, usable.groups) if part is None else few_shaper.split(part, groups)]
 
-        ((shape, all_rows),), *shaped = all_rows.map_independent(make_columns, [None, *parts])
-        parts = [part for (part,) in shaped]
-        rows = all_rows.select(choosers).compact() if few else all_rows
-        task = replace(task, features=shape.width)
-        sets = ColumnSets(task, shape)
+        ((found, shaped_rows),), *shaped = all_rows.map_independent(make_columns, [None, *parts])
+        if access.reads_rows or found.booster is None or len(found.booster) or found.splines or found.products:
+            shape, all_rows, parts = found, shaped_rows, [part for (part,) in shaped]
+            rows = all_rows.select(choosers).compact() if few else all_rows
+            task = replace(task, features=shape.width)
+            sets = ColumnSets(task, shape)
     few_weights = weights if isinstance(weights, str) else weights[choosers]
     folded = FoldedRows(task, rows, parts, few_weights, keys[choosers.numpy()], seed, sets)
     return SplitRows(all_rows, choosers, folded, shape)

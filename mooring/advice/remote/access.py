@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,20 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.client_prior import Prior
-from mooring.advice.candidates.column_sets import BOOSTED, numeric_columns
+from mooring.advice.candidates.column_sets import BOOSTED, boosting_of, numeric_columns
 from mooring.advice.candidates.families import Setting
 from mooring.advice.evaluation.cross_fitting import FITTED_SETTINGS
 from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
 from mooring.advice.evaluation.held_out_losses import LossesByModel
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.folds import FoldSplit
-from mooring.advice.remote.columns import RemoteShaper, average_remote_predictions, count_rows, make_remote_shaper
+from mooring.advice.remote.columns import (
+    RemoteShaper,
+    average_remote_predictions,
+    count_rows,
+    make_boosted_shaper,
+    make_remote_shaper,
+)
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
@@ -26,6 +33,7 @@ from mooring.engines.prepare import Job
 NO_BOOSTED_SCORE = (
     "Rows stay with their clients, so splines and products of columns were tried, a boosted score was not."
 )
+MAX_TREES = 40  # every level of a tree is a message
 HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds) and (TRAIN, fold, folds)
 
 
@@ -33,8 +41,8 @@ class RemoteAccess(RowAccess):
     reads_rows = False
     average_predictions = staticmethod(average_remote_predictions)
 
-    def __init__(self, usable: object, writes_models: bool):
-        self.rows, self.writes_models = usable, writes_models
+    def __init__(self, usable: object, writes_models: bool, report: Callable[[str], None] = print):
+        self.rows, self.writes_models, self.report = usable, writes_models, report
 
     def usable(self, clients: Clients) -> UsableRows:
         return UsableRows(self.rows)
@@ -52,8 +60,16 @@ class RemoteAccess(RowAccess):
         self, job: Job, usable: UsableRows, wanted: str, prior: Prior | None, ridge: float
     ) -> RemoteShaper | None:
         """Splines and products, from sums that the clients send."""
-        if wanted == BOOSTED:
-            raise RequestError("--shape boosted needs all rows in one place; a federation uses splines and products.")
+        boosting = boosting_of(job.task) if wanted == BOOSTED else None
+        if boosting is not None and prior is not None:
+            if boosting.classes > 1:
+                raise RequestError("--shape boosted across machines is for targets that are numbers or two classes.")
+            boosting = replace(boosting, max_trees=MAX_TREES, patience=6, depth=3, rate=0.2, row_share=1.0, bins=32)
+            self.report(
+                f"a boosted score takes up to {boosting.depth * (boosting.max_trees + 1) + 10} messages to each client "
+                'beside the others; shape = "spline" takes about 5'
+            )
+            return make_boosted_shaper(job.task, usable.rows, job.clients.keys, prior, ridge, boosting)
         if wanted == "auto":
             job.clients.notes.append(NO_BOOSTED_SCORE)
         numeric = numeric_columns(job.clients)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.advise import AdviceResult  # imports all modules with client functions
-from mooring.advice.candidates.column_sets import LINEAR
+from mooring.advice.candidates.column_sets import BOOSTED, INNER_FOLDS, LINEAR
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.folds import (
     assign_folds,
@@ -29,7 +29,7 @@ from mooring.advice.folds import (
     usable_rows,
 )
 from mooring.advice.remote.access import HELD, TRAIN
-from mooring.advice.remote.columns import HELD_INSIDE, INNER_PARTS, REPLACED
+from mooring.advice.remote.columns import HELD_INSIDE, INNER_PARTS, REPLACED, STACKING_SALT
 from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASES
 from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
@@ -62,6 +62,9 @@ DISCLOSED_FOR_SHAPES = (
     f"{BINS:,} bins, which are 0.1% (at the mean) to 3% (one standard deviation from it) of the column's standard "
     "deviation wide, and moments of splines and products of columns with residuals"
 )
+DISCLOSED_FOR_TREES = (
+    ", and for every level of every tree the sums of derivatives of its loss by node and bin, and its held-out loss"
+)
 
 
 class AdviceClientNode(ClientNode):
@@ -74,7 +77,10 @@ class AdviceClientNode(ClientNode):
     @property
     def reveals(self) -> str:
         """What a curious server sees of it."""
-        return DISCLOSED if self.is_linear else f"{DISCLOSED}. {DISCLOSED_FOR_SHAPES}"
+        if self.is_linear:
+            return DISCLOSED
+        is_boosted = self.run.advice is not None and self.run.advice.shape == BOOSTED
+        return f"{DISCLOSED}. {DISCLOSED_FOR_SHAPES}{DISCLOSED_FOR_TREES if is_boosted else ''}"
 
     @property
     def is_linear(self) -> bool:
@@ -102,7 +108,10 @@ class AdviceClientNode(ClientNode):
             return getattr(self.clients, name).compact()
         if name == SHAPED:
             digest, ranges, *base = others
-            return self.columns.shape_rows(str(digest), str(ranges), self.rows(tuple(base)))
+            rows, fold = self.rows(tuple(base)), None
+            if self.columns.get(str(digest)).without and int(rows.size.sum()):
+                fold = self._inner_folds(tuple(base), INNER_FOLDS, STACKING_SALT)
+            return self.columns.shape_rows(str(digest), str(ranges), rows, fold)
         if name == REPLACED:
             column, value, *base = others
             rows = self._rows(tuple(base))
@@ -111,11 +120,15 @@ class AdviceClientNode(ClientNode):
             return Rows(x, rows.y, rows.start, rows.size)
         if name in INNER_PARTS:
             fold, folds, salt, *base = others
-            rows, seed = self._rows(tuple(base)), self.run.training.seed + int(salt)
-            assigned = assign_folds(rows, self.clients.keys, int(folds), seed, self._units(tuple(base)))
-            return filter_rows(rows, (assigned == int(fold)) == (name == HELD_INSIDE))
+            assigned = self._inner_folds(tuple(base), int(folds), int(salt))
+            return filter_rows(self._rows(tuple(base)), (assigned == int(fold)) == (name == HELD_INSIDE))
         usable = usable_rows(self.clients).compact()
         return usable if name == "usable" else filter_rows(usable, self._mask(part))
+
+    def _inner_folds(self, part: Part, folds: int, salt: int) -> Tensor:
+        """[N]: the inner fold of each row of a part."""
+        rows, seed = self._rows(part), self.run.training.seed + salt
+        return assign_folds(rows, self.clients.keys, folds, seed, self._units(part))
 
     def _mask(self, part: Part) -> Tensor:
         """[N]: which of the usable rows are in a fold, or train for it."""

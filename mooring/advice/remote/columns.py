@@ -6,14 +6,16 @@ The same columns as in one process (`shapes/fitting.py`), because everything the
     sum_candidate_moments    moments of columns, candidates and residuals of personal linear models: which splines and
                              products pass the test
     sum_columns              sums of columns and of their squares: centers and scales, without each fold
+    sum_gradients            histograms of derivatives of the loss, and held-out losses: trees that add to linear
+                             models (`shapes/histogram_trees.py`)
     sum_targets, sum_predictions   for partial dependence: the target's spread, and sums of predictions of some rows
                              if all of them had the same value in a column
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +32,19 @@ from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns
 from mooring.engines.fit_result import to_target_units
-from mooring.shapes.boosting import differentiate_loss
+from mooring.shapes.boosting import OBJECTIVES, Boosting, differentiate_loss, measure_loss
 from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
+from mooring.shapes.histogram_trees import (
+    GrowingTrees,
+    Thresholds,
+    choose_thresholds,
+    find_bins,
+    find_nodes,
+    grow_boosters,
+    score_trees,
+    second_derivative,
+    sum_histogram,
+)
 from mooring.shapes.quantiles import BINS, bin_values, count_values
 from mooring.shapes.screening import (
     CandidateSums,
@@ -42,11 +55,14 @@ from mooring.shapes.screening import (
     screen_splines,
     sum_candidates,
 )
+from mooring.shapes.trees import Trees
 from mooring.tasks.proximal import is_dense
 
 HELD_INSIDE, TRAIN_INSIDE = "held inside", "without inside"  # (name, fold, folds, salt of the seed, *part): inner folds
 REPLACED = "replaced"  # (REPLACED, column, value, *part): the rows with this value in a column
 INNER_PARTS = (TRAIN_INSIDE, HELD_INSIDE)
+OBJECTIVE_NAMES = list(OBJECTIVES)
+STACKING_SALT = 1  # of the inner folds that boosted scores are made with
 SCREENING_SALT = 2  # of the inner folds that residuals are made with
 Splines = tuple[tuple[int, tuple[float, ...]], ...]
 
@@ -64,6 +80,11 @@ class CandidateMoments(NamedTuple):
     qr: Tensor  # [C, K, P]
 
 
+class GradientSums(NamedTuple):
+    histogram: Tensor  # [C, boosters - 1, nodes, bins, 2], float32: of those that train on the rows
+    loss: Tensor  # [C], held-out
+
+
 class TotalsAndSquares(NamedTuple):
     total: Tensor  # [C, f]
     squares: Tensor  # [C, f]
@@ -73,13 +94,48 @@ class TotalsAndSquares(NamedTuple):
 class RemoteShaper(Shaper):
     """How extra columns of remote rows are made."""
 
+    task: Any = None
+    prior: Prior | None = None
+    ridge: float = 0.0
+    thresholds: Thresholds | None = None
+
     def fit(self, rows: Any, units: Tensor | None = None) -> tuple[ShapedColumns, Any]:
-        """The extra columns of these rows, and the rows with them."""
-        shape = ShapedColumns(rows.x.shape[1], self.splines, self.products)
-        sums = sum_columns(None, rows.map_columns(shape))
+        """The extra columns of these rows, and the rows with them; their boosted scores are out of fold."""
+        shape, without = ShapedColumns(rows.x.shape[1], self.splines, self.products), None
+        if self.boosting is not None:
+            *without, booster = self.fit_boosters(rows)
+            shape = replace(shape, booster=booster)
+        columns = StackedColumns(shape, without) if without else shape
+        sums = sum_columns(None, rows.map_columns(columns))
         total, squares = (part.sum(0)[shape.inputs :].numpy() for part in sums)
         shape = shape.standardize(ColumnSums(int(rows.size.sum()), total, squares))
-        return shape, rows.map_columns(shape)
+        return shape, rows.map_columns(StackedColumns(shape, without) if without else shape)
+
+    def fit_boosters(self, rows: Any) -> list[Trees]:
+        """The boosters without each inner fold, and that of all rows; they add to linear scores without the fold."""
+        assert self.boosting is not None and self.thresholds is not None and self.prior is not None
+        parts = split_inside(rows, STACKING_SALT)
+        thresholds = {name: torch.from_numpy(part) for name, part in self.thresholds._asdict().items()}
+        fits = rows.map_independent(
+            lambda k: [fit_offset(self.task, parts[2 * k], self.prior, self.ridge)], range(INNER_FOLDS)
+        )  # type: ignore[arg-type]
+        models, total = [v for (v,) in fits], int(rows.size.sum())
+        settings = torch.tensor([OBJECTIVE_NAMES.index(self.boosting.loss), 2**self.boosting.depth])
+
+        def ask(trees: GrowingTrees, level: int) -> tuple[np.ndarray, float]:
+            sent = {name: torch.from_numpy(part) for name, part in trees._asdict().items()} | thresholds
+
+            def ask_fold(k: int) -> list[GradientSums]:
+                shared = sent | {"settings": settings, "level": torch.tensor(level), "fold": torch.tensor(k)}
+                return [sum_gradients(self.task, parts[2 * k + 1], models[k], **shared)]
+
+            found = [sums for (sums,) in rows.map_independent(ask_fold, range(INNER_FOLDS))]
+            histogram = np.zeros((INNER_FOLDS + 1, *found[0].histogram.shape[2:]))
+            for k, sums in enumerate(found):
+                histogram[[b for b in range(INNER_FOLDS + 1) if b != k]] += sums.histogram.double().sum(0).numpy()
+            return histogram, float(sum(sums.loss.sum() for sums in found)) / total
+
+        return grow_boosters(ask, INNER_FOLDS + 1, self.thresholds, rows.x.shape[1], self.boosting)[0]
 
     def split(self, part: FoldSplit, groups: Tensor | None = None) -> FoldSplit:
         """A fold with extra columns, centered and scaled by its training rows."""
@@ -87,19 +143,55 @@ class RemoteShaper(Shaper):
         return FoldSplit(train, part.held.map_columns(shape), part.place)  # type: ignore[arg-type]
 
 
+class StackedColumns(NamedTuple):
+    """Columns whose boosted scores of each row are those of trees that have not seen its inner fold."""
+
+    columns: ShapedColumns
+    without: Sequence[Trees]  # each inner fold
+
+    @property
+    def inputs(self) -> int:
+        return self.columns.inputs
+
+    @property
+    def width(self) -> int:
+        return self.columns.width
+
+    def as_json(self) -> dict[str, Any]:
+        return {"columns": self.columns.as_json(), "without": [trees.as_json() for trees in self.without]}
+
+
+def make_boosted_shaper(
+    task: Any, rows: Any, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting
+) -> RemoteShaper:
+    """The shaper of a boosted score, with thresholds at quantiles of all clients' rows."""
+    counts = count_bins(None, rows, columns=torch.arange(rows.x.shape[1])).sum(0).numpy()
+    thresholds = choose_thresholds(counts, boosting.bins)
+    return RemoteShaper((), (), boosting, None, keys, 0, task, prior, ridge, thresholds)
+
+
+def split_inside(rows: Any, salt: int) -> list[Any]:
+    """Rows without each inner fold, and of it, in turn."""
+    inner = [(name, k, INNER_FOLDS, salt, *rows.part) for k in range(INNER_FOLDS) for name in INNER_PARTS]
+    sizes = rows.map_independent(lambda part: [count_rows(None, rows.at(part, rows.size))], inner)
+    return [rows.at(part, size) for part, (size,) in zip(inner, sizes)]
+
+
+def fit_offset(task: Any, rows: Any, prior: Prior, ridge: float) -> Tensor:
+    """[m, d]: personal linear models, pulled as the prior proposes with the clients' typical noise."""
+    pull = prior._replace(noise=prior.noise.mean().expand(len(rows))).shape(rows.size)
+    return next(solve_path(task, rows, rows.size.double(), [1.0], pull, ridge, prior.start)).v
+
+
 def make_remote_shaper(
     task: Any, rows: Any, keys: np.ndarray, numeric: Sequence[int], prior: Prior, ridge: float
 ) -> RemoteShaper | None:
     """The shaper with the splines and products that explain residuals; None where none does."""
-    inner = [(name, k, INNER_FOLDS, SCREENING_SALT, *rows.part) for k in range(INNER_FOLDS) for name in INNER_PARTS]
-
-    def ask(part: Any) -> list[Tensor]:
-        if part is None:
-            return [count_bins(None, rows, columns=torch.tensor(numeric, dtype=torch.int64))]
-        return [count_rows(None, rows.at(part, rows.size))]
-
-    (counted,), *sizes = rows.map_independent(ask, [None, *inner])
-    parts = [rows.at(part, size) for part, (size,) in zip(inner, sizes)]
+    steps: list[Callable[[], Any]] = [
+        lambda: count_bins(None, rows, columns=torch.tensor(numeric, dtype=torch.int64)),
+        lambda: split_inside(rows, SCREENING_SALT),
+    ]
+    (counted,), (parts,) = rows.map_independent(lambda step: [step()], steps)
     counts = np.zeros((rows.x.shape[1], BINS), dtype=np.int64)
     counts[list(numeric)] = counted.sum(0).numpy()
     splines = choose_splines(counts, numeric)
@@ -107,15 +199,13 @@ def make_remote_shaper(
     if not splines and not pairs:
         return None
     shape, width = ShapedColumns(rows.x.shape[1], splines), rows.x.shape[1]
-    noise = prior.noise.mean().expand(len(rows))
 
     def screen(k: int) -> list[CandidateMoments]:
         train, held = parts[2 * k], parts[2 * k + 1]
-        pull = prior._replace(noise=noise).shape(train.size)
-        path = solve_path(task, train, train.size.double(), [1.0], pull, ridge, prior.start)
+        models = fit_offset(task, train, prior, ridge)
         settings = {"pairs": torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2), "inputs": torch.tensor(width)}
         with_splines = held.map_columns(shape) if splines else held
-        return [sum_candidate_moments(task, with_splines, next(path).v, **settings)]
+        return [sum_candidate_moments(task, with_splines, models, **settings)]
 
     found = [sums for (sums,) in rows.map_independent(screen, range(INNER_FOLDS))]
     total = CandidateMoments(*(sum(part.double().sum(0) for part in parts) for parts in zip(*found)))  # type: ignore[arg-type]
@@ -206,6 +296,48 @@ def sum_columns(task: Task, rows: Rows) -> TotalsAndSquares:
     """[C, f] each: sums of the columns, and of their squares."""
     x = [rows.of(c)[0].double() for c in range(len(rows))]
     return TotalsAndSquares(torch.stack([part.sum(0) for part in x]), torch.stack([(part**2).sum(0) for part in x]))
+
+
+@rows_function
+def sum_gradients(
+    task: Any,
+    rows: Rows,
+    models: Tensor,
+    *,
+    feature: Tensor,
+    threshold: Tensor,
+    leaf: Tensor,
+    values: Tensor,
+    start: Tensor,
+    settings: Tensor,
+    level: Tensor,
+    fold: Tensor,
+) -> GradientSums:
+    """Histograms of the boosters that train on these rows, and the loss of the one that does not.
+
+    The boosters [boosters, T, nodes] but for that of the `fold` see these rows; they add to the scores of linear
+    models [C, d], which have not seen them.
+    """
+    thresholds, loss = Thresholds(values.numpy(), start.numpy()), OBJECTIVE_NAMES[int(settings[0])]
+    how, nodes = Boosting(loss), 2 ** int(level)
+    histograms, losses = [], []
+    for c in range(len(rows)):
+        x, y = (part.double() for part in rows.of(c))
+        offset = score_linear(x, models[c].double().expand(len(x), -1), x.shape[1], task.intercept)[:, 0].numpy()
+        bins, cells, target = find_bins(x.numpy(), thresholds), x.numpy(), y.numpy()
+        out = []
+        for b in range(len(feature)):
+            trees = (part[b].numpy() for part in (feature, threshold, leaf))
+            scores = (offset + score_trees(cells, *trees))[:, None]
+            if b == int(fold):
+                losses.append(float(measure_loss(target, scores, how).sum()))
+                continue
+            gradient = differentiate_loss(target, scores, how)[:, 0]
+            place = find_nodes(cells, feature[b, -1].numpy(), threshold[b, -1].numpy(), int(level))
+            curvature = second_derivative(scores[:, 0], loss)
+            out.append(sum_histogram(bins, place, nodes, thresholds.bins, gradient, curvature))
+        histograms.append(torch.from_numpy(np.stack(out).astype(np.float32)))
+    return GradientSums(torch.stack(histograms), torch.tensor(losses, dtype=torch.float64))
 
 
 @rows_function

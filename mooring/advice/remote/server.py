@@ -2,7 +2,7 @@
 
 The server runs `advise` as on one machine; where that calls client functions, a message goes to each client, which
 computes them on its own rows. Independent work (the folds, the paths of each) is done side by side, and its calls
-travel together: a linear task takes a dozen messages to each client, a task of two classes some 80. Clients keep
+travel together: a linear task takes 25 to 40 messages to each client, a task of two classes some 65. Clients keep
 nothing between messages, so any call may be repeated, and an interrupted advice restarts.
 """
 
@@ -105,7 +105,7 @@ def make_remote_job(
     parts = {part: RemoteRows(calls, (part,), indices, sizes[part], *example) for part in PARTS}
     total = sizes["train"] + sizes["validation"] + (sizes["test"] if clients.has_random_parts else 0)
     usable = RemoteRows(calls, ("usable",), indices, total, *example)
-    access = RemoteAccess(usable, bool(run.federation and run.federation.share_models))
+    access = RemoteAccess(usable, bool(run.federation and run.federation.share_models), messenger.report)
     return Job(run, replace(clients, **parts), task), access  # type: ignore[arg-type]
 
 

@@ -72,7 +72,10 @@ REQUESTS_BY_QUANTITY = {
     "advice": {"asked"},
     "histograms": set(),
 }
-QUANTITY_OF_FUNCTION = {"count_bins": "histograms"}  # client functions that need more than "advice"
+QUANTITY_OF_FUNCTION = {
+    "count_bins": "histograms",
+    "sum_gradients": "histograms",
+}  # client functions that need more than "advice"
 
 
 class Policy(BaseModel):

@@ -31,6 +31,7 @@ from mooring.engines.flower.messenger import ClientFailedError
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 from mooring.runs.tensor_files import flatten
 from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.trees import Trees
 from mooring.tasks.linear import Quadratic
 
 MAX_COLUMNS = 100_000
@@ -320,32 +321,51 @@ class ColumnStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.known: dict[str, ShapedColumns] = {}
+        self.known: dict[str, StoredColumns] = {}
 
     def add(self, descriptions: JsonObject) -> None:
         for digest, content in descriptions.items():
-            shape = ShapedColumns.from_json(content)
+            shape = StoredColumns.from_json(content)
             if digest != shape_digest(content):
                 raise RequestError("a description of extra columns has another digest than it is sent with.")
             make_synced_folder(self.folder)
             write_json(self.folder / f"{digest}.json", content)
             self.known[digest] = shape
 
-    def get(self, digest: str) -> ShapedColumns:
+    def get(self, digest: str) -> StoredColumns:
         if digest not in self.known:
             path = self.folder / f"{digest}.json"
             if not (digest.isalnum() and path.exists()):
                 raise RequestError("the description of extra columns that a request names is not here.")
-            self.known[digest] = ShapedColumns.from_json(read_json(path))
+            self.known[digest] = StoredColumns.from_json(read_json(path))
         return self.known[digest]
 
-    def shape_rows(self, digest: str, ranges: str, rows: Rows) -> Rows:
-        """The rows with some of the columns of a description."""
-        shape = self.get(digest)
+    def shape_rows(self, digest: str, ranges: str, rows: Rows, fold: Tensor | None = None) -> Rows:
+        """The rows with some of the columns of a description; boosted scores may be by the inner fold [N] of a row."""
+        shape, without = self.get(digest)
         columns = read_ranges(ranges)
         if not columns or columns[-1] >= shape.width:
             raise RequestError(f"a request names columns up to {columns[-1:]}, of {shape.width}.")
-        return rows.map_columns(shape).select_columns(columns)
+        scores = None
+        if without:
+            scores = torch.zeros(len(rows.y), 1, dtype=torch.float64)
+            for k, trees in enumerate(without if fold is not None else ()):
+                scores[fold == k] = torch.from_numpy(trees.score(rows.x[fold == k].numpy()))
+        return rows.map_columns(lambda x: shape(x, scores)).select_columns(columns)
+
+
+class StoredColumns(NamedTuple):
+    """A description of extra columns, and the trees without each inner fold where boosted scores are out of fold."""
+
+    columns: ShapedColumns
+    without: tuple[Trees, ...] = ()
+
+    @staticmethod
+    def from_json(content: Any) -> StoredColumns:
+        if isinstance(content, dict) and isinstance(content.get("without"), list):
+            without = tuple(Trees.from_json(trees) for trees in content["without"])
+            return StoredColumns(ShapedColumns.from_json(content.get("columns")), without)
+        return StoredColumns(ShapedColumns.from_json(content))
 
 
 def shape_digest(content: object) -> str:
