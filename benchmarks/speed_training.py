@@ -120,7 +120,7 @@ def run_loop(training: Training, places: Tensor) -> None:
     results = []
     for i in range(len(training.clients)):
         model = deepcopy(training.net)
-        optimiser = torch.optim.SGD(model.parameters(), lr=ETA)
+        optimiser = torch.optim.SGD(model.parameters(), lr=training.algorithm.eta)
         for rows in places[i]:
             x, y = training.clients.train.x[rows], training.clients.train.y[rows]
             optimiser.zero_grad()
