@@ -176,6 +176,9 @@ def personal_mask(task: Task, personal: str | tuple[str, ...]) -> Tensor:
     return mask
 
 
+COMBINED_METHODS = {"derivatives": ("loss", "grad", "hessian"), "step_in_place": ("grad",)}  # from these
+
+
 class Task(ABC):
     """What every task has. A task of your own inherits from it and defines the abstract methods."""
 
@@ -190,6 +193,14 @@ class Task(ABC):
     intercept: bool = False
     is_random: bool = False  # whether forward passes in training draw random numbers, as dropout does
     local_buffers: bool = False  # whether each client keeps the buffers of its network
+
+    def __init_subclass__(cls) -> None:
+        """A class that changes the loss or its derivatives does not inherit what computes them together or steps in
+        place, which would be those of its parent."""
+        super().__init_subclass__()
+        for name, parts in COMBINED_METHODS.items():
+            if name not in vars(cls) and any(part in vars(cls) for part in parts):
+                setattr(cls, name, getattr(Task, name))
 
     @property
     @abstractmethod

@@ -80,3 +80,25 @@ def test_metrics_know_their_unit_and_direction():
 def test_parts_of_one_layer_go_together():
     layout = layout_of({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2)}, {"a.weight": "a", "a.bias": "a"})
     assert layer_mask(layout, ("a",)).tolist() == [True] * 6 + [False] * 2
+
+
+class Doubled(Logistic):
+    """Twice the loss of its parent."""
+
+    def loss(self, w, batch):
+        return 2 * super().loss(w, batch)
+
+    def grad(self, w, batch):
+        return 2 * super().grad(w, batch)
+
+    def hessian(self, w, batch):
+        return 2 * super().hessian(w, batch)
+
+
+def test_a_task_that_changes_the_loss_inherits_no_shortcut_of_its_parent():
+    torch.manual_seed(0)
+    batch = Batch(torch.randn(2, 7, 3).double(), torch.randint(0, 2, (2, 7)), torch.full((2, 7), 1 / 7).double())
+    task, w = Doubled(3), torch.randn(2, 4).double()
+    for part, own in zip(task.derivatives(w, batch), (task.loss, task.grad, task.hessian)):
+        torch.testing.assert_close(part, own(w, batch))
+    assert task.step_in_place() is None and Logistic(3).step_in_place() is not None
