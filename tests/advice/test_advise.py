@@ -276,8 +276,8 @@ def test_a_single_client_is_one_sentence():
 
 
 def test_networks():
-    frame = planted(1.5, clients=5, samples=60)
-    advice = told(frame, model=lambda features: nn.Linear(features, 1), rounds=15)
+    frame = planted(1.5, clients=4, samples=40)
+    advice = told(frame, model=lambda features: nn.Linear(features, 1), rounds=8)
     assert advice.summary["recommended"] <= 1.1 * min(advice.summary["local"], advice.summary["global"])
     assert advice.theory is None and set(advice.path["family"]) == {"global", "local", "lambda"}
 

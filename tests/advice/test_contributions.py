@@ -74,10 +74,12 @@ def test_a_common_plan_would_never_be_matched():
     assert np.isinf(rows_to_match(fit, clients.train)).all()
 
 
-def test_strangers_are_found_and_others_are_not():
-    made = LinearFederation(clients=60, samples=60, dim=4, spread=0.3, noise=0.5).make(0)
+def test_outliers_are_found_and_others_are_not():
+    federation = LinearFederation(clients=60, samples=60, dim=4, spread=0.3, noise=0.5)
+    made = federation.make(0)
     task = Linear(4, intercept=False)
     assert find_outliers(estimate_priors(task, made.train)[0], 60).sum() <= 3
+    made = federation.make(0)
     x, y = made.train.of(7)
     y += x @ torch.full((4,), 2.5, dtype=torch.float64)
     assert find_outliers(estimate_priors(task, made.train)[0], 60)[7]

@@ -258,7 +258,7 @@ def test_unicode_text_of_excel_is_read(tmp_path):
     (tmp_path / "rows.csv").write_bytes("\n".join(lines).encode("utf-16"))
     assert mooring.load(tmp_path / "rows.csv", client="Stra\u00dfe", target="y").names == ("S0", "S1", "S2")
     (tmp_path / "cut.csv").write_bytes("\n".join(lines).encode("utf-16")[:-1])
-    with pytest.raises(RequestError, match="not a readable UTF-16 file"):
+    with pytest.raises(RequestError, match="is not readable as utf-16; it may be cut off"):
         mooring.load(tmp_path / "cut.csv", client="Stra\u00dfe", target="y")
 
 
