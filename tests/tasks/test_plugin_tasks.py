@@ -44,6 +44,7 @@ def huber(**fields):
     return catalog.build("huber.py:Huber", "regression", 2, 0, fields)
 
 
+@pytest.mark.docs
 def test_the_page_runs_as_it_stands(page, tmp_path, capsys):
     fit, advise = re.search(r"```bash\n(.*?)```", page, re.S).group(1).splitlines()
     for line, out in ((fit, "fitted"), (f"{advise} --shape linear", "advised")):  # nonlinear columns take a while

@@ -31,6 +31,7 @@ from mooring.advice.reporting.column_effects import MeanPredictions, sampled_pla
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns
+from mooring.core.types import JsonObject
 from mooring.engines.fit_result import to_target_units
 from mooring.shapes.boosting import OBJECTIVES, Boosting, differentiate_loss, measure_loss
 from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
@@ -157,12 +158,12 @@ class StackedColumns(NamedTuple):
     def width(self) -> int:
         return self.columns.width
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         return {"columns": self.columns.as_json(), "without": [trees.as_json() for trees in self.without]}
 
 
 def make_boosted_shaper(
-    task: Any, rows: Any, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting
+    task: Task, rows: Any, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting
 ) -> RemoteShaper:
     """The shaper of a boosted score, with thresholds at quantiles of all clients' rows."""
     counts = count_bins(None, rows, columns=torch.arange(rows.x.shape[1])).sum(0).numpy()
@@ -177,14 +178,14 @@ def split_inside(rows: Any, salt: int) -> list[Any]:
     return [rows.at(part, size) for part, (size,) in zip(inner, sizes)]
 
 
-def fit_offset(task: Any, rows: Any, prior: Prior, ridge: float) -> Tensor:
+def fit_offset(task: Task, rows: Any, prior: Prior, ridge: float) -> Tensor:
     """[m, d]: personal linear models, pulled as the prior proposes with the clients' typical noise."""
     pull = prior._replace(noise=prior.noise.mean().expand(len(rows))).shape(rows.size)
     return next(solve_path(task, rows, rows.size.double(), [1.0], pull, ridge, prior.start)).v
 
 
 def make_remote_shaper(
-    task: Any, rows: Any, keys: np.ndarray, numeric: Sequence[int], prior: Prior, ridge: float
+    task: Task, rows: Any, keys: np.ndarray, numeric: Sequence[int], prior: Prior, ridge: float
 ) -> RemoteShaper | None:
     """The shaper with the splines and products that explain residuals; None where none does."""
     steps: list[Callable[[], Any]] = [
@@ -348,7 +349,7 @@ def sum_targets(task: Task, rows: Rows) -> Tensor:
 
 
 @rows_function
-def sum_predictions(task: Any, rows: Rows, taken: Tensor, *, w: Tensor) -> Tensor:
+def sum_predictions(task: Task, rows: Rows, taken: Tensor, *, w: Tensor) -> Tensor:
     """[C]: sums of predictions by one model [d] over rows at `taken` [C, S], of which negative places are padding."""
     out = []
     for c in range(len(rows)):
@@ -358,7 +359,7 @@ def sum_predictions(task: Any, rows: Rows, taken: Tensor, *, w: Tensor) -> Tenso
 
 
 @rows_function
-def sum_candidate_moments(task: Any, rows: Rows, models: Tensor, *, pairs: Tensor, inputs: Tensor) -> CandidateMoments:
+def sum_candidate_moments(task: Task, rows: Rows, models: Tensor, *, pairs: Tensor, inputs: Tensor) -> CandidateMoments:
     """The moments with residuals of linear models [C, d] on the first `inputs` columns; the others are splines."""
     settings, width = boosting_of(task), int(inputs)
     assert settings is not None
