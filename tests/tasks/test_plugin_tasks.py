@@ -13,6 +13,7 @@ import mooring
 from mooring.cli import main
 from mooring.core import user_code
 from mooring.core.errors import RequestError
+from mooring.core.trusted_files import trust_code
 from mooring.engines.request import user_code_specs
 from mooring.estimates.task_random_effects import estimate_random_effects
 from mooring.runs.directory import open_run
@@ -41,6 +42,7 @@ def page(tmp_path, monkeypatch):
 
 
 def huber(**fields):
+    trust_code("huber.py")
     return catalog.build("huber.py:Huber", "regression", 2, 0, fields)
 
 
