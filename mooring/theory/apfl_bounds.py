@@ -43,36 +43,38 @@ class PersonalOrder(NamedTuple):
         return sum(self)
 
 
-def global_distance_bound(
-    start_sq: float,
-    mu: float,
-    smooth: float,
-    sgd_var: float,
-    zeta: float,
-    averaged: int,
-    local_steps: int,
-    iterations: int,
-    shift: float,
-) -> float:
-    """Lemma 4 (averaged = n clients) and Lemma 7 (averaged = K sampled ones): E|w_{T+1} - w*|^2."""
-    total = _global_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift)
-    return 16 / (mu * (iterations + shift) ** 3) * total
+class GlobalModelBound(NamedTuple):
+    """Bounds of the global model; `averaged` counts all n clients (Lemma 4, Theorem 4) or K sampled ones (Lemma 7,
+    Theorem 6)."""
 
+    start_sq: float
+    mu: float
+    smooth: float
+    sgd_var: float
+    zeta: float
+    averaged: int
+    local_steps: int
+    iterations: int
+    shift: float
 
-def global_risk_bound(
-    start_sq: float,
-    mu: float,
-    smooth: float,
-    sgd_var: float,
-    zeta: float,
-    averaged: int,
-    local_steps: int,
-    iterations: int,
-    shift: float,
-) -> float:
-    """Theorem 4 (averaged = n) and Theorem 6 (averaged = K): E F(weighted mean) - F*, with the proof's constants."""
-    total = _global_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift)
-    return total / weight_sum(iterations, shift)
+    @property
+    def distance(self) -> float:
+        """Lemmas 4 and 7: E|w_{T+1} - w*|^2."""
+        return 16 / (self.mu * (self.iterations + self.shift) ** 3) * self._weighted_sum()
+
+    @property
+    def risk(self) -> float:
+        """Theorems 4 and 6: E F(weighted mean) - F*, with the proof's constants."""
+        return self._weighted_sum() / weight_sum(self.iterations, self.shift)
+
+    def _weighted_sum(self) -> float:
+        """Right side of Eq. 16: p_0/eta_0 |w_1 - w*|^2 + drift + noise."""
+        start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift = self
+        logarithm = 1 / (shift + 1) + math.log(iterations + shift)
+        drift_var = local_steps * (sgd_var + 2 * local_steps * zeta / averaged)
+        drift = 1536 * (iterations + 16 * logarithm) * drift_var * smooth**2 / mu**3 * (shift / (shift - 1)) ** 2
+        noise = 8 * sgd_var * iterations * (iterations + 2 * shift + 1) / (averaged * mu)
+        return mu * shift**3 / 16 * start_sq + drift + noise
 
 
 def personal_residual(
@@ -189,15 +191,6 @@ def nonconvex_personal_bound(
     global_drift = 7800 * mix * reach * zeta / clients
     start = (8 * personal_start_risk + 1024 * mix * global_start_risk) / (eta * iterations)
     return start + local_drift + global_drift + nonconvex_residual(alpha, smooth, zeta_i, domain_sq)
-
-
-def _global_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift) -> float:
-    """Right side of Eq. 16: p_0/eta_0 |w_1 - w*|^2 + drift + noise."""
-    logarithm = 1 / (shift + 1) + math.log(iterations + shift)
-    drift_var = local_steps * (sgd_var + 2 * local_steps * zeta / averaged)
-    drift = 1536 * (iterations + 16 * logarithm) * drift_var * smooth**2 / mu**3 * (shift / (shift - 1)) ** 2
-    noise = 8 * sgd_var * iterations * (iterations + 2 * shift + 1) / (averaged * mu)
-    return mu * shift**3 / 16 * start_sq + drift + noise
 
 
 def _personal_order(

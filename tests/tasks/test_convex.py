@@ -12,6 +12,7 @@ from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.proximal import MIN_RIDGE
 from tests.support.accuracy import assert_equal_up_to_rounding
+from tests.support.derivatives import assert_derivatives_equal_differences
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients
 
 TASKS = ("linear", "logistic", "softmax")
@@ -25,17 +26,7 @@ def at(task, clients, seed=0):
 @pytest.mark.parametrize("problem", TASKS)
 def test_gradient_and_hessian_equal_finite_differences(problem):
     task, clients = PROBLEMS[problem]()
-    rows, w, step = clients.train.padded(), at(*PROBLEMS[problem]()), 1e-6
-    grad, hessian = task.grad(w, rows), task.hessian(w, rows)
-    for together, apart in zip(task.derivatives(w, rows), (task.loss(w, rows), grad, hessian), strict=True):
-        torch.testing.assert_close(together, apart)
-    for j in range(task.dim):
-        shift = torch.zeros_like(w)
-        shift[:, j] = step
-        slope = (task.loss(w + shift, rows) - task.loss(w - shift, rows)) / (2 * step)
-        torch.testing.assert_close(slope, grad[:, j], rtol=1e-6, atol=1e-8)
-        bend = (task.grad(w + shift, rows) - task.grad(w - shift, rows)) / (2 * step)
-        torch.testing.assert_close(bend, hessian[:, :, j], rtol=1e-6, atol=1e-7)
+    assert_derivatives_equal_differences(task, at(task, clients), clients.train.padded())
 
 
 @pytest.mark.parametrize("problem", TASKS)
