@@ -170,8 +170,8 @@ def make_flag(option: Option, default: str | None = None) -> object:
     help_ = f"{option.info.title} [{default or option.default}]"
     hidden = option.is_rare
     if types == {bool}:
-        both = f"{option.flag}/--no-{option.flag[2:]}"
-        return Annotated[bool | None, typer.Option(both, help=help_, hidden=hidden)]
+        flags = f"{option.flag}/--no-{option.flag[2:]}"
+        return Annotated[bool | None, typer.Option(flags, help=help_, hidden=hidden)]
     form = (
         "NAME=VALUE"
         if types == {dict}

@@ -40,8 +40,8 @@ def init(
     if out.exists():
         raise RequestError(f"{out} already exists; choose another --out.")
     check_writable(out)
-    ask = typer.prompt if CONFIRMATIONS else None  # ASK is empty in a pipe
-    text = write_run_file(source, out.name, {"client": client, "target": target, "drop_small": drop_small}, ask)
+    prompt = typer.prompt if CONFIRMATIONS else None  # empty in a pipe
+    text = write_run_file(source, out.name, {"client": client, "target": target, "drop_small": drop_small}, prompt)
     write_atomically(out, text.encode())
     Display().print_line(f"Written: {out}; `mooring advise {shlex.quote(str(out))}` runs it.")
 

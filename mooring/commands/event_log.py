@@ -16,18 +16,18 @@ SECONDS_BETWEEN_ROUNDS = 1.0
 
 
 class EventLog:
-    """`say` prints a sentence; `follow(tell)` also prints rounds, at most one a second, where there is no bar."""
+    """Prints sentences (`write_message`) and, where there is no bar, rounds: at most one per second (`follow`)."""
 
     def __init__(self, format_: str):
         self.format, self.at_terminal = format_, sys.stderr.isatty()
 
-    def say(self, sentence: str) -> None:
+    def write_message(self, sentence: str) -> None:
         self._print({"event": "message", "text": sentence}, sentence)
 
     def follow(self, on_progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
         latest: dict[str, float] = {}
 
-        def both(what: str, done: int, rounds: int) -> None:
+        def report_progress(what: str, done: int, rounds: int) -> None:
             on_progress(what, done, rounds)
             if self.format == TEXT and self.at_terminal:
                 return
@@ -38,7 +38,7 @@ class EventLog:
             about = {"event": "progress", "what": what, "done": done, "planned": rounds}
             self._print(about, f"{what}: {done} of {rounds}")
 
-        return both
+        return report_progress
 
     def _print(self, about: JsonObject, sentence: str) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

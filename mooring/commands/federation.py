@@ -96,7 +96,7 @@ def serve(
     with display.progress() as on_progress:
         directories = serve_runs(
             run, out, key_folder=key_folder, host=host, port=port, insecure=insecure, clients=clients, trust=trust_code,
-            apps=find_apps(), report=log.say, on_progress=log.follow(on_progress),
+            apps=find_apps(), report=log.write_message, on_progress=log.follow(on_progress),
         )  # fmt: skip
     for directory in directories:
         show_federation(display, directory, json_)
@@ -141,7 +141,8 @@ def join(
     log = event_log(log_format)
     results = join_runs(
         run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure, embedded=embedded,
-        policy=policy, trust=trust_code, kinds={"fit": ClientNode, "advise": AdviceClientNode}, report=log.say,
+        policy=policy, trust=trust_code, kinds={"fit": ClientNode, "advise": AdviceClientNode},
+        report=log.write_message,
     )  # fmt: skip
     if json_:
         print_json(results[0] if len(run) == 1 else results)
@@ -191,7 +192,7 @@ def federation_up(
     with display.progress() as on_progress:
         run_local_federation(
             run, clients, out, embedded=embedded, insecure=insecure, trust=trust_code, apps=find_apps(),
-            report=log.say, on_progress=log.follow(on_progress),
+            report=log.write_message, on_progress=log.follow(on_progress),
         )  # fmt: skip
     show_federation(display, out, json_)
 

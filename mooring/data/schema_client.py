@@ -198,11 +198,11 @@ def find_nearest_cell(frame: pd.DataFrame, rows: np.ndarray, column: str, near: 
 
 def name_own_cells(frame: pd.DataFrame, sentence: str) -> str:
     """Return a sentence on a client's own outlier with the cell itself, which others know as a rounded extreme."""
-    found = re.search(r"column '(.+)': about (\S+) lies", sentence)
-    if found is None or found[1] not in frame.columns:
+    match = re.search(r"column '(.+)': about (\S+) lies", sentence)
+    if match is None or match[1] not in frame.columns:
         return sentence
-    cell = find_nearest_cell(frame, np.ones(len(frame), dtype=bool), found[1], float(found[2]))
-    return sentence.replace(f"about {found[2]} lies", f"{cell:.6g} lies")
+    cell = find_nearest_cell(frame, np.ones(len(frame), dtype=bool), match[1], float(match[2]))
+    return sentence.replace(f"about {match[2]} lies", f"{cell:.6g} lies")
 
 
 def agree_on_schema(

@@ -80,8 +80,8 @@ def fit_columns(
         distinct = (counts > 2).sum(1)
         candidates = list_pairs([i for i in (range(x.shape[1]) if numeric is None else numeric) if distinct[i] > 1])
         shape = ShapedColumns(x.shape[1], bends)
-        found = [screen_products(_sum_products(shape, rows, candidates, part), candidates) for part in residual]
-        pairs = tuple(dict.fromkeys(pair for part in found for pair in part))
+        screened = [screen_products(_sum_products(shape, rows, candidates, part), candidates) for part in residual]
+        pairs = tuple(dict.fromkeys(pair for part in screened for pair in part))
     booster, scores = None, None
     if has_boosting() if boosted is None else boosted:
         held_out = out_of_fold_scores(rows.numpy(), target, fold, settings, offset=offset)

@@ -115,9 +115,9 @@ def split_nodes(
     A node without a split that gains keeps its sums in both children, and its threshold is inf.
     """
     nodes = len(histogram)
-    whole = histogram[:, thresholds.start[0] : thresholds.start[1] + 1].sum(1)  # any column's bins have all rows
+    totals = histogram[:, thresholds.start[0] : thresholds.start[1] + 1].sum(1)  # any column's bins have all rows
     feature, value = np.zeros(nodes, np.int64), np.full(nodes, np.inf, np.float32)
-    gain, children = np.full(nodes, MIN_GAIN), np.repeat(whole[:, None], 2, 1)
+    gain, children = np.full(nodes, MIN_GAIN), np.repeat(totals[:, None], 2, 1)
 
     def fit(sums: np.ndarray) -> np.ndarray:
         return sums[..., 0] ** 2 / (sums[..., 1] + settings.ridge)
@@ -127,9 +127,9 @@ def split_nodes(
         left = np.cumsum(histogram[:, first:last], 1)
         if not left.shape[1]:
             continue
-        right = whole[:, None] - left
+        right = totals[:, None] - left
         is_large = (left[..., 1] >= settings.min_leaf) & (right[..., 1] >= settings.min_leaf)
-        gains = np.where(is_large, fit(left) + fit(right) - fit(whole)[:, None], -np.inf)
+        gains = np.where(is_large, fit(left) + fit(right) - fit(totals)[:, None], -np.inf)
         best = gains.argmax(1)
         for n in np.flatnonzero(gains[np.arange(nodes), best] > gain):
             k = best[n]
@@ -139,7 +139,7 @@ def split_nodes(
 
 
 def grow_boosters(
-    ask: Callable[[GrowingTrees, int], tuple[np.ndarray, float]],
+    sum_histograms: Callable[[GrowingTrees, int], tuple[np.ndarray, float]],
     boosters: int,
     thresholds: Thresholds,
     features: int,
@@ -147,8 +147,8 @@ def grow_boosters(
 ) -> tuple[list[Trees], list[float]]:
     """Boosters with as many trees as the held-out loss prefers, and that loss after each number of trees.
 
-    `ask(trees, level)` returns the histograms [boosters, nodes, bins, 2] of a level of the last tree, and the held-out
-    loss of the trees before it.
+    `sum_histograms(trees, level)` returns the histograms [boosters, nodes, bins, 2] of a level of the last tree, and
+    the held-out loss of the trees before it.
     """
     inner, leaves = 2**settings.depth - 1, 2**settings.depth
     trees = GrowingTrees(
@@ -167,7 +167,7 @@ def grow_boosters(
         gains = np.concatenate([gains, np.zeros((boosters, 1, features))], 1)
         sums = np.zeros((boosters, leaves, 2))
         for level in range(settings.depth):
-            histograms, loss = ask(trees, level)
+            histograms, loss = sum_histograms(trees, level)
             if level == 0:
                 curve.append(loss)
                 best = int(np.argmin(curve))

@@ -81,7 +81,7 @@ def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):
 def test_logs_have_times_and_rounds_without_a_terminal(capsys):
     for format_ in ("text", "json"):
         log = EventLog(format_)
-        log.say("client 'north' is here")
+        log.write_message("client 'north' is here")
         follow = log.follow(lambda *words: None)
         for done in (3, 4, 5, 20):
             follow("fedavg", done, 20)

@@ -176,12 +176,12 @@ def end_connection_on_loss(is_finished: Callable[[], bool] = lambda: False) -> N
     from flwr.supernode import fleet_http_connection as connection
 
     def invoker() -> RetryInvoker:
-        made = make_simple_http_retry_invoker()
-        should_give_up = made.should_giveup
-        made.should_giveup = lambda error: (
+        invoker = make_simple_http_retry_invoker()
+        should_give_up = invoker.should_giveup
+        invoker.should_giveup = lambda error: (
             is_finished() or isinstance(error, LOST_RESPONSE_ERRORS) or bool(should_give_up and should_give_up(error))
         )
-        return made
+        return invoker
 
     connection.make_simple_http_retry_invoker = invoker
 

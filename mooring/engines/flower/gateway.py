@@ -157,12 +157,12 @@ class Mailbox:
 
     def forget(self, messages: Iterable[str]) -> None:
         """Messages whose replies nobody waits for any more."""
-        gone = set(messages)
-        self.expected -= gone
-        for message in gone:
+        withdrawn = set(messages)
+        self.expected -= withdrawn
+        for message in withdrawn:
             self.replies.pop(message, None)
         for channel in self.channels.values():
-            for message in gone & channel.outbox.keys():
+            for message in withdrawn & channel.outbox.keys():
                 del channel.outbox[message]
 
 

@@ -138,12 +138,12 @@ def from_records(content: RecordDict) -> Payload:
         if not isinstance(fields, dict):
             raise ValueError("its words are no table")
         if SMALL in record:
-            found = safetensors.torch.load(record[SMALL])  # type: ignore[arg-type]
+            tensors_by_name = safetensors.torch.load(record[SMALL])  # type: ignore[arg-type]
         else:
             arrays = content.array_records[LARGE]
-            found = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
-        order = [str(name) for name in record[ORDER]] if ORDER in record else sorted(found)  # type: ignore[union-attr]
-        tensors = {name: NOTHING if name.endswith(NONE_SUFFIX) else found[name] for name in order}
+            tensors_by_name = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+        order = list(map(str, record[ORDER] if ORDER in record else sorted(tensors_by_name)))  # type: ignore[arg-type]
+        tensors = {name: NOTHING if name.endswith(NONE_SUFFIX) else tensors_by_name[name] for name in order}
     except Exception as error:  # bytes that somebody else chose: a shape too large for any memory, an archive, ...
         raise RequestError(f"a message cannot be read: {type(error).__name__} {error}.") from error
     return Payload(fields, tensors)

@@ -159,13 +159,15 @@ class Messenger:
         need = wanted if isinstance(wanted, int) else frozenset(wanted)
 
         def lacking() -> str:
-            excluded = {who.name for who in self.rejected.values() if who.name} - self.nodes.keys()
+            excluded = {rejected.name for rejected in self.rejected.values() if rejected.name} - self.nodes.keys()
             if isinstance(need, int):
                 enough = max(need - len(excluded), min(need, MIN_CLIENTS))
                 return "" if len(self.nodes) >= enough else f"{len(self.nodes)} of {need} clients are connected"
-            away = sorted(need - self.nodes.keys() - excluded)
+            absent = sorted(need - self.nodes.keys() - excluded)
             left = len(need & self.nodes.keys())
-            return "" if not away and left >= MIN_CLIENTS else f"not connected: {', '.join(away or sorted(excluded))}"
+            return (
+                "" if not absent and left >= MIN_CLIENTS else f"not connected: {', '.join(absent or sorted(excluded))}"
+            )
 
         begun, reported = self.clock(), ""
         while why := lacking():
@@ -201,8 +203,9 @@ class Messenger:
             self._scan_nodes()
             self._send(what, messages, replies.keys() | refused.keys(), retry)
             before = len(replies) + len(refused)
-            gone = dict.fromkeys(self.revoked, REVOKED_REASON) | self.dismissed
-            refused |= {name: gone[name] for name in messages if name in gone and name not in replies}
+            excluded_reasons = dict.fromkeys(self.revoked, REVOKED_REASON) | self.dismissed
+            excluded = messages.keys() & excluded_reasons.keys() - replies.keys()
+            refused |= {name: excluded_reasons[name] for name in messages if name in excluded}
             for name, reply in self._collect(frozenset(messages)):
                 if isinstance(reply, str):
                     why[name], retry[name] = reply, self.clock() + RESEND_SECONDS
@@ -221,9 +224,9 @@ class Messenger:
                 break
             if now - progress > self.wait:
                 pending = (name for name in messages if name not in replies and name not in refused)
-                away = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in pending)
+                missing_clients = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in pending)
                 raise WorkError(
-                    f"no reply for {self.wait:g} seconds; missing: {away}. The same command resumes the run."
+                    f"no reply for {self.wait:g} seconds; missing: {missing_clients}. The same command resumes the run."
                 )
             if now - max(progress, reported) > REPORT_SECONDS:
                 reported = now
@@ -290,13 +293,13 @@ class Messenger:
         known = {*self.nodes.values(), *self.rejected, *(sent.node for sent in self._sent.values() if not sent.name)}
         about = {"run": self.run, "protocol": PROTOCOL_VERSION, "version": installed_version()}
         self._push([(SentMessage("hello", node, ""), Payload(about)) for node in sorted(connected - known)])
-        self.rejected = {node: who for node, who in self.rejected.items() if node in connected}
+        self.rejected = {node: rejected for node, rejected in self.rejected.items() if node in connected}
 
     def _drop_lost(self, since: dict[int, str]) -> None:
         """Forget messages to nodes that were restarted: the process that had received them is gone."""
         lost = {node for node, time in since.items() if self.since.get(node, time) != time}
         self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in lost}
-        self.rejected = {node: who for node, who in self.rejected.items() if node not in lost}
+        self.rejected = {node: rejected for node, rejected in self.rejected.items() if node not in lost}
         for name in sorted(name for name, node in self.nodes.items() if node in lost):
             self.report(f"client '{name}' restarted")
         self.since |= since

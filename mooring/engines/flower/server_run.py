@@ -98,9 +98,9 @@ def prepare_federation(
     if directory is None:
         run, clients = agree_on_run(messenger, names, run)
     else:
-        if isinstance(options.clients, list) and (gone := sorted(set(options.clients) - set(names))):
+        if isinstance(options.clients, list) and (unknown := sorted(set(options.clients) - set(names))):
             raise RequestError(
-                f"client '{gone[0]}' of the run in {directory.path} cannot take part any more; start a new run with "
+                f"client '{unknown[0]}' of the run in {directory.path} cannot take part any more; start a new run with "
                 "another --out."
             )
         schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
@@ -203,14 +203,14 @@ def agree_on_schema(messenger: Messenger, names: tuple[str, ...], run: RunFile) 
     common: JsonObject = {}  # fields of all messages
     formula = None if run.data.formula is None else parse_formula(run.data.formula)
 
-    def ask(what: str, notes: Iterable[str] = (), **fields: object) -> dict[str, ColumnStatistics]:
+    def request_statistics(what: str, notes: Iterable[str] = (), **fields: object) -> dict[str, ColumnStatistics]:
         messages = {name: Payload(common | fields | {"notes": notes_visible_to(notes, name)}) for name in names}
         replies.update(messenger.ask_all(what, messages))
         return {name: ColumnStatistics.from_json(str(replies[name].fields["summary"])) for name in names}
 
     def agree_on_columns(categories: Collection[str] = ()) -> tuple[SchemaPlan, Schema, tuple[str, ...] | None]:
         """The plan, the draft and the names of the coefficients that vary by a formula."""
-        surveys = ask("survey")
+        surveys = request_statistics("survey")
         varying = agree_on_varying(replies) if common else None
         check_text_in_numeric_columns(surveys)
         kind, is_chosen = run.data.target_type or "auto", run.data.features is not None or formula is not None
@@ -223,7 +223,7 @@ def agree_on_schema(messenger: Messenger, names: tuple[str, ...], run: RunFile) 
         ]
         plan = plan.model_copy(update={"columns": tuple(columns)})
         plan_fields = plan.model_dump(mode="json", exclude={"notes"})
-        tallies, min_rows = ask("tally", plan=plan_fields), run.data.min_category_rows or 1
+        tallies, min_rows = request_statistics("tally", plan=plan_fields), run.data.min_category_rows or 1
         wanted = find_common_fingerprints(tallies.values(), min_rows, messenger.run)
         level_names: LevelNames = {column: {} for column in wanted}
         name_requests = dict.fromkeys(names, Payload(common | {"plan": plan_fields, "wanted": wanted}))
@@ -241,7 +241,7 @@ def agree_on_schema(messenger: Messenger, names: tuple[str, ...], run: RunFile) 
         common["formula"] = state.model_dump(mode="json")
     plan, draft, varying = agree_on_columns()
     plan_fields = plan.model_dump(mode="json", exclude={"notes"})
-    spreads = ask("spread", plan.notes, plan=plan_fields, draft=draft.model_dump(mode="json"))
+    spreads = request_statistics("spread", plan.notes, plan=plan_fields, draft=draft.model_dump(mode="json"))
     schema = agree_or_reject(spreads, lambda merged: complete_schema(merged, draft))
     notes = [*plan.notes, *describe_schema(schema.columns, schema.dropped)]
     if state is not None and varying is not None:
@@ -274,8 +274,8 @@ def agree_on_varying(replies: Mapping[str, Payload]) -> tuple[str, ...]:
     """Return the names of the coefficients that vary between clients; a client with others is named."""
     first = next(iter(replies.values())).fields.get("varying")
     for name, reply in replies.items():
-        found = reply.fields.get("varying")
-        if not isinstance(found, list) or found != first:
+        varying = reply.fields.get("varying")
+        if not isinstance(varying, list) or varying != first:
             raise ClientFailedError(name, f"client '{name}' makes other columns of the formula than the others.")
     return tuple(str(name) for name in first)  # type: ignore[union-attr]
 
