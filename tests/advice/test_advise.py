@@ -180,7 +180,8 @@ def test_an_interrupted_advice_goes_on_to_the_same_bytes(tmp_path, monkeypatch, 
     more = {"client": "who", "target": "y", "threads": 1, "folds": 3, "theory": False, "shape": "linear"}
     if model:
         (tmp_path / "net.py").write_text("from torch import nn\n\nmake = lambda features: nn.Linear(features, 1)\n")
-        more |= {"model": str(tmp_path / "net.py:make"), "rounds": 2}
+        work = {"eta": 0.1, "steps": 3, "batch": 8, "optimizer": "sgd", "server_optimizer": "sgd"}  # nothing to try
+        more |= {"model": str(tmp_path / "net.py:make"), "rounds": 2, "settings": work}
     advise(tmp_path / "rows.csv", out=tmp_path / "whole", **more)
     assert (open_run(tmp_path / "whole").models.mix is None) == bool(model)  # an average of networks is none of them
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

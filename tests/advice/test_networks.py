@@ -192,7 +192,8 @@ def test_a_network_with_running_statistics_is_advised():
     def normalized(features, classes):
         return nn.Sequential(nn.Linear(features, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
 
-    result = mooring.advise(make_clients(m=3, n=16), **(HOW | {"model": normalized, "rounds": 2}))
+    work = {"eta": 0.1, "steps": 3, "batch": 8, "optimizer": "sgd", "server_optimizer": "sgd"}  # nothing to try
+    result = mooring.advise(make_clients(m=3, n=16), settings=work, **(HOW | {"model": normalized, "rounds": 2}))
     assert set(result.choice.table["family"]) >= {"mixture", "fedrod", "ditto"}  # which train statistics, too
 
 

@@ -18,7 +18,8 @@ def condition(task, clients):
     return max(1.0, float(top / facts.convex.min()))
 
 
-def assert_equal_up_to_rounding(one, other, task, clients, magnified=1.0):
+def assert_equal_up_to_rounding(actual, expected, condition, magnified=1.0):
     """`magnified`: what else multiplies rounding, such as one over the step of a finite difference."""
-    room = OPERATIONS * EPS * condition(task, clients) * magnified
-    torch.testing.assert_close(one, other, rtol=room, atol=room * float(other.abs().sum().clamp(min=1)))
+    tolerance = OPERATIONS * EPS * condition * magnified
+    scale = float(expected.abs().sum().clamp(min=1))
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale)
