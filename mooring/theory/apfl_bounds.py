@@ -43,38 +43,32 @@ class PersonalOrder(NamedTuple):
         return sum(self)
 
 
-class GlobalModelBound(NamedTuple):
-    """Bounds of the global model; `averaged` counts all n clients (Lemma 4, Theorem 4) or K sampled ones (Lemma 7,
-    Theorem 6)."""
+class GlobalBounds(NamedTuple):
+    distance: float  # E|w_{T+1} - w*|^2
+    risk: float  # E F(weighted mean) - F*
 
-    start_sq: float
-    mu: float
-    smooth: float
-    sgd_var: float
-    zeta: float
-    averaged: int
-    local_steps: int
-    iterations: int
-    shift: float
 
-    @property
-    def distance(self) -> float:
-        """Lemmas 4 and 7: E|w_{T+1} - w*|^2."""
-        return 16 / (self.mu * (self.iterations + self.shift) ** 3) * self._weighted_sum()
+def global_bounds(
+    start_sq: float,
+    mu: float,
+    smooth: float,
+    sgd_var: float,
+    zeta: float,
+    averaged: int,
+    local_steps: int,
+    iterations: int,
+    shift: float,
+) -> GlobalBounds:
+    """Lemma 4 and Theorem 4 (averaged = n clients), Lemma 7 and Theorem 6 (averaged = K), with the proof's constants.
 
-    @property
-    def risk(self) -> float:
-        """Theorems 4 and 6: E F(weighted mean) - F*, with the proof's constants."""
-        return self._weighted_sum() / weight_sum(self.iterations, self.shift)
-
-    def _weighted_sum(self) -> float:
-        """Right side of Eq. 16: p_0/eta_0 |w_1 - w*|^2 + drift + noise."""
-        start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift = self
-        logarithm = 1 / (shift + 1) + math.log(iterations + shift)
-        drift_var = local_steps * (sgd_var + 2 * local_steps * zeta / averaged)
-        drift = 1536 * (iterations + 16 * logarithm) * drift_var * smooth**2 / mu**3 * (shift / (shift - 1)) ** 2
-        noise = 8 * sgd_var * iterations * (iterations + 2 * shift + 1) / (averaged * mu)
-        return mu * shift**3 / 16 * start_sq + drift + noise
+    Both are the right side of Eq. 16, p_0/eta_0 |w_1 - w*|^2 + drift + noise, in two units.
+    """
+    logarithm = 1 / (shift + 1) + math.log(iterations + shift)
+    drift_var = local_steps * (sgd_var + 2 * local_steps * zeta / averaged)
+    drift = 1536 * (iterations + 16 * logarithm) * drift_var * smooth**2 / mu**3 * (shift / (shift - 1)) ** 2
+    noise = 8 * sgd_var * iterations * (iterations + 2 * shift + 1) / (averaged * mu)
+    total = mu * shift**3 / 16 * start_sq + drift + noise
+    return GlobalBounds(16 / (mu * (iterations + shift) ** 3) * total, total / weight_sum(iterations, shift))
 
 
 def personal_residual(

@@ -176,6 +176,7 @@ def test_without_xgboost_the_sentence_names_the_extra(monkeypatch):
         fit_booster(X, MEAN, Boosting(), 1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("module", "imported"), [("mooring.cli", False), ("mooring", True)])
 def test_a_command_imports_xgboost_without_scikit_learn(module, imported):
     code = f"""

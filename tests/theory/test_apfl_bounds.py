@@ -28,25 +28,25 @@ def test_the_distance_bound_covers_its_recursion(mu, iterations, sgd_var, zeta):
     smooth, averaged, tau = 2 * mu, 5, 10
     a = schedule.shift(mu, smooth, tau)
     args = (4.0, mu, smooth, sgd_var, zeta, averaged, tau, iterations, a)
-    assert recursion(*args) <= bounds.GlobalModelBound(*args).distance * (1 + 1e-9)
+    assert recursion(*args) <= bounds.global_bounds(*args).distance * (1 + 1e-9)
 
 
 def test_the_printed_constant_does_not_cover_the_recursion():
     mu = smooth = 1.0
     args = (0.0, mu, smooth, 0.0, 5.0, 5, 10, 3000, schedule.shift(mu, smooth, 10))
-    assert recursion(*args) > PRINTED_OVER_CORRECTED * bounds.GlobalModelBound(*args).distance
+    assert recursion(*args) > PRINTED_OVER_CORRECTED * bounds.global_bounds(*args).distance
 
 
 def test_the_distance_bound_term_by_term():
     mu, smooth, averaged, tau, t = 0.5, 2.0, 4, 6, 100
     a = schedule.shift(mu, smooth, tau)
-    start = bounds.GlobalModelBound(3.0, mu, smooth, 0.0, 0.0, averaged, tau, t, a).distance
+    start = bounds.global_bounds(3.0, mu, smooth, 0.0, 0.0, averaged, tau, t, a).distance
     assert start == pytest.approx(3.0 * a**3 / (t + a) ** 3)
-    noise = bounds.GlobalModelBound(0.0, mu, smooth, 1.7, 0.0, averaged, 1, t, a).distance
+    noise = bounds.global_bounds(0.0, mu, smooth, 1.7, 0.0, averaged, 1, t, a).distance
     factor = (t + 16 * (1 / (a + 1) + math.log(t + a))) * a**2 / ((a - 1) ** 2 * mu**4 * (t + a) ** 3)
     expected = factor * 24576 * 1.7 * smooth**2 + 128 * 1.7 * t * (t + 2 * a + 1) / (averaged * mu**2 * (t + a) ** 3)
     assert noise == pytest.approx(expected)
-    drift = bounds.GlobalModelBound(0.0, mu, smooth, 0.0, 1.3, averaged, tau, t, a).distance
+    drift = bounds.global_bounds(0.0, mu, smooth, 0.0, 1.3, averaged, tau, t, a).distance
     assert drift == pytest.approx(factor * 24576 * tau * 2 * tau * 1.3 / averaged * smooth**2)
 
 
@@ -55,7 +55,7 @@ def test_the_risk_bound_is_the_distance_bound_in_other_units():
     a = schedule.shift(mu, smooth, tau)
     args = (3.0, mu, smooth, 1.7, 1.3, averaged, tau, t, a)
     ratio = mu * (t + a) ** 3 / 16 / math.fsum((k + a) ** 2 for k in range(1, t + 1))
-    assert bounds.GlobalModelBound(*args).risk == pytest.approx(ratio * bounds.GlobalModelBound(*args).distance)
+    assert bounds.global_bounds(*args).risk == pytest.approx(ratio * bounds.global_bounds(*args).distance)
 
 
 def test_local_sgd_stays_inside_the_bounds():
@@ -76,10 +76,10 @@ def test_local_sgd_stays_inside_the_bounds():
         if t % tau == 0:
             w = np.repeat(w.mean(1, keepdims=True), clients, axis=1)
     args = ((4.0 - best) ** 2, mu, smooth, noise**2, zeta, clients, tau, iterations, a)
-    assert np.mean((w.mean(1) - best) ** 2) <= bounds.GlobalModelBound(*args).distance
+    assert np.mean((w.mean(1) - best) ** 2) <= bounds.global_bounds(*args).distance
     mean = total / schedule.weight_sum(iterations, a)
     excess = hessians.mean() / 2 * (mean - best) ** 2
-    assert np.mean(excess) <= bounds.GlobalModelBound(*args).risk
+    assert np.mean(excess) <= bounds.global_bounds(*args).risk
 
 
 def bump(w, c):
