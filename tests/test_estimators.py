@@ -70,6 +70,7 @@ def test_groups_of_the_wrong_length_are_refused():
 
 
 LAMS = [0.01, 1.0, 100.0]
+QUICK = {"lam": 0.1, "rounds": 5}  # where it does not matter how the models were chosen
 FOLDS = KFold(4, shuffle=True, random_state=0)
 
 
@@ -83,21 +84,21 @@ def with_column(spread=1.0):
 def test_the_client_as_a_column_is_the_same_as_groups():
     frame, y, _groups = with_column()
     plain = frame[["size", "age", "rooms"]]
-    beside = PersonalizedRegressor(rounds=10).fit(plain, y, groups=frame["town"])
-    inside = PersonalizedRegressor(client="town", rounds=10).fit(frame, y)
+    beside = PersonalizedRegressor(**QUICK).fit(plain, y, groups=frame["town"])
+    inside = PersonalizedRegressor(client="town", **QUICK).fit(frame, y)
     np.testing.assert_array_equal(inside.predict(frame), beside.predict(plain, groups=frame["town"]))
-    numbered = PersonalizedRegressor(client=3, rounds=10).fit(frame.to_numpy(), y)
+    numbered = PersonalizedRegressor(client=3, **QUICK).fit(frame.to_numpy(), y)
     np.testing.assert_array_equal(numbered.predict(frame.to_numpy()), inside.predict(frame))
     assert list(inside.feature_names_in_) == ["size", "age", "rooms"]
 
 
 def test_a_client_may_be_written_as_a_number_in_any_way():
     frame, y, _ = with_column()
-    model = PersonalizedRegressor(client="town", rounds=5).fit(frame, y)
+    model = PersonalizedRegressor(client="town", **QUICK).fit(frame, y)
     expected = model.predict(frame)
     for town in (frame["town"].astype(float), frame["town"].astype(str), frame["town"].map(lambda t: f"{t}.0")):
         np.testing.assert_array_equal(model.predict(frame.assign(town=town)), expected)
-    beside = PersonalizedRegressor(rounds=5).fit(frame.drop(columns="town"), y, groups=frame["town"].to_numpy(float))
+    beside = PersonalizedRegressor(**QUICK).fit(frame.drop(columns="town"), y, groups=frame["town"].to_numpy(float))
     np.testing.assert_array_equal(beside.predict(frame.drop(columns="town"), groups=frame["town"].tolist()), expected)
 
 
@@ -106,7 +107,7 @@ def test_rows_without_a_client_are_refused_in_fit_and_said_in_predict():
     gap = frame["town"].where(frame.index != 7)
     with pytest.raises(RequestError, match="row 8 has no client"):
         PersonalizedRegressor(client="town").fit(frame.assign(town=gap), y)
-    model = PersonalizedRegressor(client="town", rounds=5).fit(frame, y)
+    model = PersonalizedRegressor(client="town", **QUICK).fit(frame, y)
     with pytest.warns(UserWarning, match="1 row without a client: predicted with the global model"):
         found = model.predict(frame.assign(town=gap))
     with pytest.warns(UserWarning, match="480 rows without"):
@@ -158,7 +159,7 @@ def test_a_grid_over_lam_picks_what_a_grouped_search_by_hand_picks():
 
 def test_cross_val_predict_and_pipelines_of_data_frames():
     frame, y, _ = with_column()
-    model = PersonalizedRegressor(client="town", rounds=20)
+    model = PersonalizedRegressor(client="town", lam=0.1, rounds=20)
     scaled = make_column_transformer(
         (StandardScaler(), ["size", "age", "rooms"]), remainder="passthrough", verbose_feature_names_out=False
     ).set_output(transform="pandas")
@@ -182,12 +183,12 @@ def test_groups_are_passed_on_by_metadata_routing():
 def test_scores_are_of_the_clients_own_models():
     frame, y, groups = with_column()
     plain = frame.drop(columns="town")
-    model = PersonalizedRegressor(rounds=10).fit(plain, y, groups=groups)
+    model = PersonalizedRegressor(**QUICK).fit(plain, y, groups=groups)
     assert model.score(plain, y, groups=groups) == r2_score(y, model.predict(plain, groups=groups))
     with pytest.warns(UserWarning, match="these rows have no client"):
         assert model.score(plain, y) < model.score(plain, y, groups=groups)
     labels = np.where(y > 0, "up", "down")
-    classifier = PersonalizedClassifier(rounds=5).fit(plain, labels, groups=groups)
+    classifier = PersonalizedClassifier(**QUICK).fit(plain, labels, groups=groups)
     weight = np.linspace(0, 1, len(y))
     assert classifier.score(plain, labels, groups, sample_weight=weight) == accuracy_score(
         labels, classifier.predict(plain, groups), sample_weight=weight
@@ -208,11 +209,11 @@ def test_coefficients_predict():
     assert list(table["term"][:4]) == ["(intercept)", "size", "age", "rooms"]
     np.testing.assert_allclose(table["coefficient"][1:4], model.coef_[0])
     bands = np.digitize(y, [-1, 1])
-    classes = PersonalizedClassifier(client="town", rounds=5).fit(frame, bands)
+    classes = PersonalizedClassifier(client="town", **QUICK).fit(frame, bands)
     assert classes.coef_.shape == (12, 3, 3) and classes.intercept_.shape == (12, 3)
     score = np.einsum("nq,nkq->nk", x, classes.coef_[place]) + classes.intercept_[place]
     np.testing.assert_array_equal(score.argmax(1), classes.predict(frame))
-    two = PersonalizedClassifier(client="town", rounds=5).fit(frame, y > 0)
+    two = PersonalizedClassifier(client="town", **QUICK).fit(frame, y > 0)
     odds = (x * two.coef_[place]).sum(1) + two.intercept_[place]
     np.testing.assert_allclose(two.predict_proba(frame)[:, 1], 1 / (1 + np.exp(-odds)), rtol=1e-9)
 
@@ -338,10 +339,12 @@ def test_polars_frames_and_sparse_matrices():
 
     x, y, groups = federation(0.5)
     frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(site=groups)
-    expected = PersonalizedRegressor(client="site").fit(frame, y).predict(frame)
+    expected = PersonalizedRegressor(client="site", **QUICK).fit(frame, y).predict(frame)
     native = polars.DataFrame({name: frame[name].to_list() for name in frame})
-    np.testing.assert_array_equal(PersonalizedRegressor(client="site").fit(native, y).predict(native), expected)
-    sparse = PersonalizedRegressor().fit(csr_matrix(x), y, groups=groups).predict(csr_matrix(x), groups=groups)
+    np.testing.assert_array_equal(
+        PersonalizedRegressor(client="site", **QUICK).fit(native, y).predict(native), expected
+    )
+    sparse = PersonalizedRegressor(**QUICK).fit(csr_matrix(x), y, groups=groups).predict(csr_matrix(x), groups=groups)
     np.testing.assert_allclose(sparse, expected)
 
 

@@ -25,7 +25,7 @@ from pandas.api import types
 from mooring.core.errors import RequestError
 from mooring.core.size_limits import HOW_TO_RAISE_LIMIT, MAX_UNPACKED_BYTES, read_bounded
 from mooring.data.cell_formats import COMMA, CellFormat
-from mooring.data.encodings import UTF8, example_word, guess_code_page
+from mooring.data.character_encoding import UTF8, example_word, guess_code_page
 from mooring.data.sheet_layout import MIN_HEADER_SHARE, TOTAL, SheetLayout, find_layout
 from mooring.data.typed_columns import ReadingOptions
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from mooring.core.errors import RequestError
 from mooring.core.types import NamedValues
 from mooring.data.cell_formats import CellFormat
+from mooring.data.character_encoding import require_encoding
 from mooring.data.column_types import CATEGORY
-from mooring.data.encodings import require_encoding
 from mooring.data.file_readers import CellReading
 from mooring.data.formulas import parse_formula
 from mooring.data.schema import Schema

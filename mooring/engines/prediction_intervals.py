@@ -21,7 +21,7 @@ from mooring.core.task import Task
 from mooring.data.clients import REGRESSION, Clients
 from mooring.engines.metrics import concatenate_predictions, predict_all
 
-GRID = 400  # number of stored quantiles
+NUM_QUANTILES = 400  # number of stored quantiles
 PRIOR_ROWS = 10.0  # rows that the residual variance of all clients counts like, in a client's own
 
 
@@ -38,7 +38,7 @@ class IntervalScores(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    known: tuple[float, ...]  # quantiles 0, 1 / GRID, ..., 1 of |residual| / sd of the client
+    known: tuple[float, ...]  # quantiles 0, 1 / NUM_QUANTILES, ..., 1 of |residual| / sd of the client
     new: tuple[float, ...]  # of |residual| of global models fitted without the client; empty: not known
     sd: dict[str, float]  # by client
     rows: int
@@ -67,7 +67,7 @@ def score_residuals(
     sd = np.sqrt((PRIOR_ROWS * overall + squares) / (PRIOR_ROWS + count))
     sd = np.maximum(sd, 1e-12 * max(float(np.abs(predictions.y).max(initial=0)), 1e-300))
     scores = np.sort(np.abs(residual) / sd[predictions.owner])
-    grid = np.linspace(0, 1, GRID + 1)
+    grid = np.linspace(0, 1, NUM_QUANTILES + 1)
     return IntervalScores(
         known=tuple(np.quantile(scores, grid, method="higher").tolist()),
         new=() if new is None else tuple(quantiles_by_client(np.abs(new.y - new.prediction), new.owner, grid).tolist()),

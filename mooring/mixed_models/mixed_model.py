@@ -23,7 +23,7 @@ from mooring.mixed_models.likelihood import (
     variance_covariance,
 )
 
-LEVEL = 0.95  # of intervals
+CONFIDENCE_LEVEL = 0.95  # of intervals
 RESIDUAL = "residual"
 
 
@@ -220,7 +220,7 @@ def _describe(formula: MixedFormula, design: DesignMatrices, scaled: ScaledFit, 
     beta = fit.beta.numpy() / scale_x
     error = np.sqrt(sigma2 * np.diag(torch.linalg.inv(fit.information).numpy())) / scale_x
     z = beta / error
-    reach = norm.ppf((1 + LEVEL) / 2) * error
+    reach = norm.ppf((1 + CONFIDENCE_LEVEL) / 2) * error
     fixed = pd.DataFrame(
         {
             "estimate": beta,

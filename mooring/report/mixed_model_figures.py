@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MixedModel = Any  # of `mooring.mixed_models`, which reports do not import
-LEVEL = 0.95  # of the intervals of random effects
+CONFIDENCE_LEVEL = 0.95  # of the intervals of random effects
 MAX_NAMED_CLIENTS = 60  # clients up to which each is named
 INCHES_PER_CLIENT = 0.16
 
@@ -26,7 +26,7 @@ def draw_caterpillar(model: MixedModel) -> Figure:
     terms = _random_terms(model)
     has_names = len(model.clients) <= MAX_NAMED_CLIENTS
     place = np.arange(len(model.clients))
-    reach = norm.ppf((1 + LEVEL) / 2) * model.effects_sd
+    reach = norm.ppf((1 + CONFIDENCE_LEVEL) / 2) * model.effects_sd
     with mpl.rc_context(STYLE):
         figure = create_figure(3.2 * len(terms) + 1.2, max(3.0, INCHES_PER_CLIENT * len(place)) if has_names else 5.0)
         order = np.argsort(model.effects[:, 0])

@@ -17,7 +17,7 @@ METHOD = f"""[algorithm]                       # of `mooring fit`; `mooring list
 name = "{DEFAULT_ALGORITHM}"
 # lam = "auto"                    # how stiff the lines are: a number, "auto", or a rule of `mooring theory`
 """
-WIDTH = 34
+COMMENT_COLUMN = 34
 
 
 def render_run_file(values: Mapping[str, NamedValues], name: str) -> str:
@@ -40,10 +40,10 @@ def render_run_file(values: Mapping[str, NamedValues], name: str) -> str:
 def render_line(option: Option, section_values: NamedValues) -> str:
     comment = f"# {option.info.title} [{option.default}]"
     if option.field in section_values:
-        return f"{render_assignment(option.field, section_values[option.field]):<{WIDTH}}{comment}"
+        return f"{render_assignment(option.field, section_values[option.field]):<{COMMENT_COLUMN}}{comment}"
     value = option.info.default
     line = f"# {render_assignment(option.field, value)}" if value is not None else f"# {option.field} ="
-    return f"{line:<{WIDTH}}{comment}"
+    return f"{line:<{COMMENT_COLUMN}}{comment}"
 
 
 def render_assignment(field: str, value: object) -> str:

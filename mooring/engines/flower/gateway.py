@@ -174,7 +174,7 @@ SECRET, SESSION = "x-mooring-secret", "x-mooring-session"
 MAX_BODY_BYTES = 64_000_000  # Flower cuts models into pieces of 5 MiB
 MAX_BYTES_PER_KEY = 2 * MAX_BODY_BYTES  # of all bodies that are being read, so that a client cannot fill the memory
 MAX_CONNECTIONS = 1_024
-SECONDS_TO_ASK = 20.0  # a connection that has sent no request by then is closed
+FIRST_REQUEST_SECONDS = 20.0  # a connection that has sent no request by then is closed
 POLL_SECONDS = 20.0  # the longest wait for a message; clients wait 30 for an answer
 RESCAN_SECONDS = 1.0
 CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that a client's clock may be off, as Flower has it
@@ -453,13 +453,13 @@ async def respond(send: Send, status: int, body: bytes, *, kind: str = "", close
 
 
 def make_timeout_protocol() -> type[asyncio.Protocol]:
-    """Uvicorn's protocol, which closes a connection that has sent no request after SECONDS_TO_ASK."""
+    """Uvicorn's protocol, which closes a connection that has sent no request after FIRST_REQUEST_SECONDS."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class TimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         def connection_made(self, transport: object) -> None:
             super().connection_made(transport)
-            self.loop.call_later(SECONDS_TO_ASK, self.close_silent)
+            self.loop.call_later(FIRST_REQUEST_SECONDS, self.close_silent)
 
         def close_silent(self) -> None:
             if self.cycle is None and not self.transport.is_closing():

@@ -30,7 +30,6 @@ from mooring.engines.flower.gateway import FLOWER_MESSAGE_PREFIX, OWN, SECRET
 from mooring.engines.flower.messages import (
     PROTOCOL_VERSION,
     Payload,
-    find_problem,
     from_records,
     join_frames,
     payload_bytes,
@@ -38,6 +37,7 @@ from mooring.engines.flower.messages import (
     split_frames,
     to_records,
 )
+from mooring.engines.flower.reply_validation import find_problem
 from mooring.runs.sections import installed_version
 
 MESSAGE_TYPE = "query"  # Flower's word for the kind of all our messages; `client_app.py` listens to it

@@ -4,7 +4,7 @@ import pytest
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.data.encodings import example_word, guess_code_page
+from mooring.data.character_encoding import example_word, guess_code_page
 from mooring.data.loading import load
 
 WORDS = {

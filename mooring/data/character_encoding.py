@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from mooring.core.errors import RequestError
 
 UTF8, WINDOWS, LATIN = "utf-8-sig", "cp1252", "latin-1"
-EXAMPLE_LENGTH = 40  # characters of a word in a note
+MAX_EXAMPLE_CHARACTERS = 40  # characters of a word in a note
 # Letters beyond a to z by language: western, central European, Turkish, Baltic, Cyrillic, Greek. Not Icelandic, whose
 # letters in cp1252 are Turkish ones in cp1254: its texts have others, too, so that no code page is plausible.
 ALPHABETS = {
@@ -69,4 +69,4 @@ def non_ascii_letters(words: Iterable[str]) -> set[str]:
 def example_word(text: str) -> str:
     """Return the first word with a character that is not ASCII; "" without any."""
     match = re.search(r"\w*[^\x00-\x7f]\w*", text)
-    return "" if match is None else match.group()[:EXAMPLE_LENGTH]
+    return "" if match is None else match.group()[:MAX_EXAMPLE_CHARACTERS]
