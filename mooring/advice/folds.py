@@ -138,13 +138,13 @@ def assign_folds(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Ten
     return torch.from_numpy(((rank + first[owner]) % folds)[unit_of_row])
 
 
-def count_folds(rows: Any, time: Tensor | None = None) -> int:
+def count_folds(rows: Any, in_time_order: bool = False) -> int:
     """How many folds: the more, the fewer rows there are and the smaller the clients.
 
     A local model of a small client is much worse without a fifth of its rows.
     """
     total = int(rows.size.sum())
-    if time is not None:
+    if in_time_order:
         return TIME_FOLDS
     if (
         float((rows.size < SMALL_CLIENT_ROWS).double().mean()) >= SMALL_CLIENTS_SHARE
@@ -167,7 +167,7 @@ def iterate_folds(
     With `time` [N] the earlier half of a client's rows only train: models of a few early rows would decide about models
     of all. The later half is cut into the folds, each predicted from all earlier rows (forward chaining).
     """
-    count = folds or count_folds(rows, time)
+    count = folds or count_folds(rows, time is not None)
     if time is not None:
         fold = assign_time_folds(rows, time, count)
         for k in range(count):

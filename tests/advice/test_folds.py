@@ -112,7 +112,7 @@ def test_how_many_folds_there_are_by_rows_and_by_the_size_of_clients():
     assert count_folds(rows_of_sizes(*[8] * 5, *[200] * 10)) == MAX_FOLDS
     assert count_folds(rows_of_sizes(*[8] * 5, *[12] * 10)) == 12  # no client has more rows to leave out
     assert count_folds(rows_of_sizes(8, *[200] * 20)) == DEFAULT_FOLDS  # one small client among many
-    assert count_folds(rows_of_sizes(*[8] * 5), torch.arange(40)) == TIME_FOLDS
+    assert count_folds(rows_of_sizes(*[8] * 5), in_time_order=True) == TIME_FOLDS
     small = rows_of_sizes(*[8] * 3)
     assert (
         cross_fitting.count_task_folds(Linear(2), small, None) == 8

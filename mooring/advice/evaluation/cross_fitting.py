@@ -174,7 +174,7 @@ def split_rows(
         groups, times = (
             None if part is None else part[torch.isin(row_clients(all_rows), choosers)] for part in (groups, times)
         )
-    count = count_task_folds(task, rows, folds, times)
+    count = count_task_folds(task, rows, folds, access.is_in_time_order(usable))
     parts = access.split(UsableRows(rows, groups, times), keys[choosers.numpy()], seed, count)
     if folds is None and task.dim > MAX_DENSE_PARAMETERS:
         parts = parts[:1]
@@ -212,12 +212,12 @@ def expand_sums(sums: LossSums, clients: Tensor, m: int) -> LossSums:
     return LossSums(*(total.index_copy_(0, clients, part) for total, part in zip(zero_sums(m), sums, strict=True)))
 
 
-def count_task_folds(task: Task, rows: ClientRows, folds: int | None, time: Tensor | None = None) -> int:
+def count_task_folds(task: Task, rows: ClientRows, folds: int | None, in_time_order: bool = False) -> int:
     """How many folds: as asked, else by the rows, and fewer where every fit takes iterations."""
     if folds is not None:
         return folds
     most = MAX_FOLDS if isinstance(task, Linear) else FEW_ROWS_FOLDS if is_dense(task) else DEFAULT_FOLDS
-    return min(count_folds(rows, time), most)
+    return min(count_folds(rows, in_time_order), most)
 
 
 def count_choosing_folds(task: Task, rows: ClientRows, folds: int) -> int:

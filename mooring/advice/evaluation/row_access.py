@@ -54,6 +54,10 @@ class RowAccess:
                 clients.notes.append(f"Every row appears {before // len(rows.y)} times; each is used once.")
         return UsableRows(rows, groups, times)
 
+    def is_in_time_order(self, usable: UsableRows) -> bool:
+        """Whether folds are predicted from earlier rows."""
+        return usable.times is not None
+
     def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
         """The rows in folds."""
         return list(iterate_folds(usable.rows, keys, seed, count, usable.groups, usable.times))

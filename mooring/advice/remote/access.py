@@ -41,11 +41,16 @@ class RemoteAccess(RowAccess):
     reads_rows = False
     average_predictions = staticmethod(average_remote_predictions)
 
-    def __init__(self, usable: object, writes_models: bool, report: Callable[[str], None] = print):
-        self.rows, self.writes_models, self.report = usable, writes_models, report
+    def __init__(
+        self, usable: object, writes_models: bool, in_time_order: bool, report: Callable[[str], None] = print
+    ):
+        self.rows, self.writes_models, self.in_time_order, self.report = usable, writes_models, in_time_order, report
 
     def usable(self, clients: Clients) -> UsableRows:
         return UsableRows(self.rows)
+
+    def is_in_time_order(self, usable: UsableRows) -> bool:
+        return self.in_time_order
 
     def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
         """The folds as the clients assign their rows; the first message asks for their sizes."""

@@ -105,7 +105,8 @@ def make_remote_job(
     parts = {part: RemoteRows(calls, (part,), indices, sizes[part], *example) for part in PARTS}
     total = sizes["train"] + sizes["validation"] + (sizes["test"] if clients.has_random_parts else 0)
     usable = RemoteRows(calls, ("usable",), indices, total, *example)
-    access = RemoteAccess(usable, bool(run.federation and run.federation.share_models), messenger.report)
+    share_models = bool(run.federation and run.federation.share_models)
+    access = RemoteAccess(usable, share_models, run.data.time_column is not None, messenger.report)
     return Job(run, replace(clients, **parts), task), access  # type: ignore[arg-type]
 
 
