@@ -90,7 +90,11 @@ def typical_variance_ratio(data: GaussianLikelihoods) -> float:
 
 def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
     """Return the state at t."""
-    factor = torch.linalg.cholesky(torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT)
+    matrix = torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed.any()):  # rounding errors of entries of very different sizes
+        rounding = torch.finfo(t.dtype).eps * matrix.diagonal(dim1=1, dim2=2).sum(1)
+        factor = torch.linalg.cholesky(matrix + rounding[:, None, None] * torch.eye(len(matrix[0]), dtype=t.dtype))
     half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
     half, hz = half[..., :-1], half[..., -1]
     p = half.mT @ half
@@ -149,7 +153,8 @@ def maximize_likelihood(
             if pattern is not None:
                 expected, observed = pattern @ expected, pattern @ observed
             ratio = observed / expected.clamp(min=torch.finfo(at.t.dtype).tiny)
-            new = evaluate_deviance(data, (at.t * ratio.sqrt()).clamp(max=MAX_VARIANCE_RATIO * unit))
+            t = torch.where(at.t > 0, at.t * ratio.sqrt(), 0.0)  # the ratio may be infinite
+            new = evaluate_deviance(data, t.clamp(max=MAX_VARIANCE_RATIO * unit))
             if not new.deviance < at.deviance:
                 return at, True
         gain, at = at.deviance - new.deviance, new

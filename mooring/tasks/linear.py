@@ -66,13 +66,14 @@ class Linear(Task):
         x = self.design(batch.x)
         weighted = batch.weight[..., None] * x
         values, vectors = torch.linalg.eigh(torch.einsum("cbi,cbj->cij", weighted, x))
+        lengths = (x**2).sum(-1) * (batch.weight > 0)
         return Quadratic(
             (batch.weight > 0).sum(1),
             torch.where(_seen(values), values, 0.0),
             vectors,
             torch.einsum("cbi,cb->ci", weighted, batch.y),
             (batch.weight * batch.y**2).sum(1),
-            ((x**2).sum(-1) * (batch.weight > 0)).amax(1),
+            lengths.amax(1) if x.shape[1] else lengths.sum(1),
         )
 
     def loss(self, w: Tensor, batch: Batch | Quadratic) -> Tensor:

@@ -255,6 +255,18 @@ def test_many_tiny_clients():
     assert advice.clients["recommended"].notna().all()
 
 
+def test_clients_of_two_rows_have_an_answer():
+    """None of them has validation rows."""
+    found = told(planted(0.5, clients=40, samples=2, dim=2), min_rows=2).clients
+    assert len(found) == 40 and np.isfinite(found["improvement_over_local"]).all()
+    assert found["contribution"].isna().all()
+
+
+def test_rows_of_one_time_are_one_sentence():
+    with pytest.raises(RequestError, match="two different times"):
+        told(planted(0.5, clients=4, samples=12, dim=2).assign(day=1), time_column="day")
+
+
 @pytest.mark.parametrize("odd", ["no noise", "count", "three classes"])
 def test_odd_targets_have_an_answer(odd):
     frame, kind = planted(0.4, clients=4, samples=12, dim=2), None

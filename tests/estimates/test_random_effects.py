@@ -18,7 +18,7 @@ from mooring.estimates.random_effects import (
     fit_reml_to_fits,
     pooled_dispersion,
 )
-from mooring.estimates.reml import evaluate_deviance, factor_likelihoods, score_terms
+from mooring.estimates.reml import GaussianLikelihoods, evaluate_deviance, factor_likelihoods, score_terms
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -285,3 +285,13 @@ def test_wrong_requests():
         fit_reml_to_fits(fit_from_stats(federation(m=3, n=[2, 2, 9])[0]))
     with pytest.raises(RequestError, match="more than d = 3 rows"):
         fit_reml(federation(m=2, n=[1, 2])[0])
+
+
+def test_likelihoods_of_very_different_sizes_are_evaluated():
+    """I + C diag(t) C' is positive definite, but not to rounding errors."""
+    c = torch.tensor([[[3e9, 1e9]] * 3, [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]], dtype=torch.float64)
+    data = GaussianLikelihoods(c, torch.ones(2, 3, dtype=torch.float64), 0.0, None)
+    with pytest.raises(RuntimeError):
+        torch.linalg.cholesky(torch.eye(3, dtype=torch.float64) + c @ c.mT)
+    at = evaluate_deviance(data, torch.ones(2, dtype=torch.float64))
+    assert np.isfinite(at.deviance) and bool(torch.isfinite(at.w_cov).all())

@@ -176,6 +176,8 @@ def split_rows(
         )
     count = count_task_folds(task, rows, folds, access.is_in_time_order(usable))
     parts = access.split(UsableRows(rows, groups, times), keys[choosers.numpy()], seed, count)
+    if not parts:
+        raise RequestError("no client has rows of two different times, so none can be predicted from earlier ones.")
     if folds is None and task.dim > MAX_DENSE_PARAMETERS:
         parts = parts[:1]
     shape, sets = None, None

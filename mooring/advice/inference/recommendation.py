@@ -123,16 +123,29 @@ def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN)
     chosen = np.where((closest.values <= limit).numpy(), np.array(ALTERNATIVES)[closest.indices.numpy()], PERSONAL)
     for k, other in enumerate(ALTERNATIVES):
         group = torch.from_numpy(chosen == other) & (held.rows > 0)
-        mean, error = clustered_mean(held.rows[group], held.difference[group, k])
+        mean, error = _group_mean(held, group, held.difference[:, k])
         if mean - error > GUARD_MARGINS * limit:
             chosen = np.where(chosen == other, PERSONAL, chosen)
     for k, other in enumerate(ALTERNATIVES):
         group = torch.from_numpy(chosen != other) & (held.rows > 0)
         worse = recommended_losses(held, chosen) - held.loss[:, k]
-        mean, error = clustered_mean(held.rows[group], worse[group])
+        mean, error = _group_mean(held, group, worse)
         if mean - error > GUARD_MARGINS * limit:
             chosen = np.full_like(chosen, other)
     return chosen
+
+
+def _group_mean(held: LossSums, group: Tensor, sums: Tensor) -> tuple[float, float]:
+    """The mean over the rows of a group of clients [m] of clients' sums of differences, and its standard error.
+
+    Of one client alone (a new one) rows are the units of chance: the error is at most that of both differences from the
+    personal model together, by the sums of squares of their two parts.
+    """
+    mean, error = clustered_mean(held.rows[group], sums[group])
+    if bool(group.any()) and int((held.rows > 0).sum()) == 1:
+        roots = held.deviation[group][0, :2].sqrt() + held.divergence_square[group][0].sqrt()
+        error = float(roots.sum() / held.rows[group][0])
+    return mean, error
 
 
 def recommended_losses(held: LossSums, chosen: np.ndarray) -> Tensor:

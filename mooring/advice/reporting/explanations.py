@@ -75,6 +75,8 @@ def explain_choice(job: Job, choice: Choice, shape: ShapedColumns | None) -> Exp
         fit = contributions.fit_with_curvature(at.task, at.rows, p, setting, own_priors)
         if fit is None:
             return None, nothing
+        if int(validation.size.sum()) == 0:
+            return fit, nothing
         held = on_columns(task, validation, sets, setting.columns).rows
         ridge = setting.ridge * ridge_mask(at.task)
         return fit, loss_scale(job) * contributions.estimate_contributions(at.task, fit, p, held, ridge)
