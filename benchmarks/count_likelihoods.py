@@ -64,7 +64,7 @@ class NegativeBinomial(Poisson):
 
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         best = (batch.y + self.theta) * torch.log1p(batch.y / self.theta) - torch.xlogy(batch.y, batch.y)
-        return 2 * (self.row_loss(self.scores(w, batch.x), batch.y) - best)
+        return 2 * (self.row_loss(self._limit(self.scores(w, batch.x)), batch.y) - best)
 
 
 def log_scores(y: np.ndarray, mu: np.ndarray, theta: float) -> np.ndarray:

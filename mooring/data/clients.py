@@ -57,6 +57,13 @@ class Clients:
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise RequestError(f"client '{twice}' appears twice; client names must differ.")
 
+    @property
+    def max_count(self) -> float | None:
+        """The largest count of the training rows, of tables rounded upwards; None where the target is none."""
+        if self.kind != COUNT:
+            return None
+        return float(self.train.y.max()) if self.schema is None else self.schema.max_count
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -76,6 +76,7 @@ class Schema(BaseModel):
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_scale: float = 1.0
+    max_count: float | None = None  # of a target of counts: the largest in any client's training rows, rounded upwards
     dropped: dict[str, str] = {}  # columns left out, with reasons
     digest: str = ""  # sha256 of the table that it was learned from
     shape: JsonObject | None = None  # extra columns for nonlinear effects (`shapes.columns.ShapedColumns.as_json`)

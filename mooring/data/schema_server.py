@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mooring.core.errors import RequestError
-from mooring.data.clients import REGRESSION
+from mooring.data.clients import COUNT, REGRESSION
 from mooring.data.column_statistics import ColumnStatistics, LevelCount
 from mooring.data.column_types import CATEGORY, DATE, MONTH, NUMBER, WEEKDAY, choose_kind, sort_levels
 from mooring.data.schema import OTHER_LEVEL, OUTLIER_FACTOR, Column, Feature, Limits, Schema, clip_outliers
@@ -308,6 +308,7 @@ def draft_schema(tally: ColumnStatistics, plan: SchemaPlan, *, rare: int = 1, ti
         mean=means(tally, columns),
         scale=(),
         target_mean=target_mean if plan.kind == REGRESSION else 0.0,
+        max_count=float(high) if plan.kind == COUNT else None,
         limits=plan.limits,
         dropped=dropped,
     )

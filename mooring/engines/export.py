@@ -17,6 +17,7 @@ from mooring.engines.exported_models import onnx_bytes, sklearn_coefficients
 from mooring.engines.saved_run import SavedRun, open
 from mooring.runs.atomic_files import csv_bytes, to_json
 from mooring.runs.directory import SCHEMA_FILE
+from mooring.tasks.linear_losses import Poisson
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,14 @@ def as_csv(run: SavedRun, client: str | None) -> bytes:
 
 
 def as_json(run: SavedRun, client: str | None) -> bytes:
-    header = {"run": str(run.path), "method": run.method, "target": run.schema.target, "kind": run.schema.kind}
+    header: JsonObject = {
+        "run": str(run.path),
+        "method": run.method,
+        "target": run.schema.target,
+        "kind": run.schema.kind,
+    }
+    if isinstance(run.task, Poisson) and run.task.max_prediction is not None:
+        header["max_prediction"] = run.task.max_prediction
     return (to_json(header | {"coefficients": client_coefficients(run, client).to_dict("records")}) + "\n").encode()
 
 

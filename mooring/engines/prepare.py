@@ -32,6 +32,7 @@ from mooring.runs.directory import RunDirectory
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
+from mooring.tasks.linear_losses import Poisson
 from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
 from mooring.tasks.network_inputs import LOSSES
 
@@ -223,6 +224,8 @@ def make_task(
             f"{tuple(clients.train.x.shape[1:])}; give a model."
         )
     settings = dict(section.fields) | {"dtype": clients.train.x.dtype}
+    if clients.max_count is not None and section.name in (None, "auto", Poisson.name):
+        settings["max_count"] = clients.max_count
     shape = clients.kind, clients.train.x.shape[1], len(clients.classes)
     return catalog.build(section.name or "auto", *shape, settings, copies)
 
@@ -281,6 +284,7 @@ class DataShape:
     def __init__(self, description: NamedValues, dtype: torch.dtype):
         self.kind, self.classes = description["kind"], tuple(description["classes"])
         self.target_mean, self.target_scale = description.get("target_mean", 0.0), description.get("target_scale", 1.0)
+        self.max_count: float | None = description.get("settings", {}).get("max_count")
         self.train = self
         is_integer = description.get("whole", False)
         self.x = torch.zeros(

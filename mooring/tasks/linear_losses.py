@@ -8,7 +8,7 @@ Each class states its ell; s = +1 for y = 1 and -1 for y = 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import log, sqrt
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.tasks.linear_score import (
     ConvexScoreTask,
     PiecewiseLinearTask,
@@ -25,6 +26,7 @@ from mooring.tasks.linear_score import (
 )
 
 MIN_POISSON_MEAN = 1e-6  # of a count, where residuals are divided by it
+MAX_MEAN_FACTOR = 2.0  # on the largest count of training rows: no larger mean is predicted
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,12 @@ class Poisson(ConvexScoreTask):
     deviance of a row = 2 (y log(y / mu) - (y - mu)),   mu = exp(z)
 
     The curvature has no bound over all w: `constants` has the larger of those at 0 and at the client's own fit.
+
+    No prediction exceeds twice `max_count`, the largest count of all clients' training rows: exp of an extrapolated
+    score can be larger than any count by orders of magnitude. Fits do not depend on it.
     """
+
+    max_count: float | None = None
 
     name: ClassVar[str] = "poisson"
     metric = "deviance"
@@ -151,10 +158,22 @@ class Poisson(ConvexScoreTask):
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         """The expected count."""
-        return self.scores(w, x).exp()
+        return self._limit(self.scores(w, x)).exp()
+
+    def _limit(self, z: Tensor) -> Tensor:
+        """Scores of means up to the largest that is predicted."""
+        return z if self.max_prediction is None else z.clamp(max=log(self.max_prediction))
+
+    @property
+    def max_prediction(self) -> float | None:
+        """The largest mean that is predicted; None without a limit."""
+        return None if self.max_count is None else MAX_MEAN_FACTOR * max(self.max_count, 1.0)
+
+    def describe(self) -> JsonObject:
+        return {"max_count": self.max_count}
 
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
-        z = self.scores(w, batch.x)
+        z = self._limit(self.scores(w, batch.x))
         return 2 * (torch.xlogy(batch.y, batch.y) - batch.y * z - batch.y + z.exp())
 
     def dispersion_sums(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -165,7 +184,7 @@ class Poisson(ConvexScoreTask):
         return torch.where(real, (batch.y - mu) ** 2 / mu, 0.0).sum(1), torch.where(real, batch.y / mu, 0.0).sum(1)
 
     def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
-        z, true = self.scores(w, batch.x), self.scores(reference, batch.x)
+        z, true = self._limit(self.scores(w, batch.x)), self._limit(self.scores(reference, batch.x))
         return (2 * (z.exp() - true.exp() - true.exp() * (z - true))).clamp(min=0)
 
 

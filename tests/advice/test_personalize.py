@@ -1,5 +1,6 @@
 """`personalize`: newcomers are judged as advice judges."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,8 @@ from mooring.advice.inference.recommendation import recommend
 from mooring.advice.new_clients.personalize import evaluate_new_clients, fit_locally, personalize
 from mooring.cli import main
 from mooring.data.clients import PARTS, from_arrays
+from mooring.engines.export import export
+from mooring.engines.predict import predict
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
 
@@ -112,6 +115,33 @@ def test_newcomers_join_the_run_and_are_served(tmp_path):
     with pytest.raises(SystemExit) as left:
         main(["resume", str(tmp_path / "joined")])
     assert left.value.code == 2
+
+
+def visits(names, level, seed=0, n=12):
+    """Counts of clients whose means grow with the root of a column with a long tail."""
+    rng = np.random.default_rng(seed)
+    x = np.exp(rng.normal(0, 1, len(names) * n))
+    return pd.DataFrame({"town": np.repeat(names, n), "x": x, "visits": rng.poisson(level * np.sqrt(x))})
+
+
+def test_no_count_far_beyond_all_those_of_a_run_is_predicted(tmp_path):
+    """exp of an extrapolated score is, without a limit, 1e10 and more."""
+    table = visits([f"town {i}" for i in range(12)], 3.0)
+    advice = mooring.advise(
+        table, client="town", target="visits", target_type="count", out=tmp_path / "run", shape="linear"
+    )
+    far = pd.DataFrame({"town": ["town 1", "town 2", "nowhere"], "x": [3000.0, 9000.0, 5000.0]})
+    limit = advice.job.task.max_prediction
+    assert table["visits"].max() <= limit <= 2.2 * table["visits"].max()
+    found = predict(tmp_path / "run", far)[0]["visits"]
+    np.testing.assert_allclose(found, limit)
+    np.testing.assert_allclose(advice.predict(far[:2])["visits"], limit)
+    assert json.loads(export(tmp_path / "run", "json")[0])["max_prediction"] == limit
+    busy = visits(["busy"], 300.0, seed=1, n=30)
+    personalize(tmp_path / "run", busy, out=tmp_path / "joined")
+    again = predict(tmp_path / "joined", far.assign(town="busy"))[0]["visits"]
+    np.testing.assert_allclose(again, 2 * busy["visits"].max())
+    assert predict(tmp_path / "joined", busy)[0]["visits"].mean() == pytest.approx(busy["visits"].mean(), rel=0.2)
 
 
 def test_a_known_client_is_noticed(tmp_path):

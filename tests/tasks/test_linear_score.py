@@ -178,6 +178,21 @@ def test_poisson_equals_scikit_learn():
     assert float(task.predict(at(task), rows.x).min()) > 0
 
 
+def test_no_predicted_mean_exceeds_twice_the_largest_count():
+    task = Poisson(3, ridge=1e-3, max_count=2.0)
+    rows, _, ys = batch_of(task)
+    far = rows._replace(x=10 * rows.x)
+    free, w = Poisson(3, ridge=1e-3), task.solve(rows)
+    torch.testing.assert_close(w, free.solve(rows), rtol=0, atol=0)
+    mean = free.predict(w, far.x).clamp(max=4.0)
+    assert float(free.predict(w, far.x).max()) > 100
+    torch.testing.assert_close(task.predict(w, far.x), mean)
+    for i, n in enumerate(SIZES):
+        expected = mean_poisson_deviance(ys[i], mean[i, :n].numpy())
+        assert float(task.risk(w, far)[i]) == pytest.approx(expected)
+    assert float(task.row_divergence(w + 100, w + 200, far._replace(x=0 * far.x)).max()) == 0
+
+
 def test_squared_hinge_and_hinge_equal_scikit_learn():
     """LinearSVC minimises C sum_j loss + |w|^2/2: ridge = 1/(C n)."""
     for task, loss in ((SquaredHinge(3, intercept=False, ridge=0.1), "squared_hinge"), (Hinge(3, False, 0.1), "hinge")):

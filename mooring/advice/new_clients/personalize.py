@@ -53,6 +53,7 @@ from mooring.runs.directory import (
 from mooring.runs.runfile import run_bytes
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 from mooring.shapes.columns import ShapedColumns
+from mooring.tasks.linear_losses import Poisson
 from mooring.theory.federation_gain import risk_ratio
 
 INTERVAL_Z = float(ndtri((1 + DEFAULT_LEVEL) / 2))
@@ -99,6 +100,7 @@ def personalize(
         raise RequestError(f"{path} has no algorithm that new clients could join.")
     task, schema = read_task_and_schema(directory)
     new_clients = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
+    task = raise_max_count(task, new_clients)
     known = [name for name in new_clients.names if name in set(models.clients)]
     if known:
         taken = f"in the run already, {quote_list(known, 3)}: their rows are taken as those of new clients"
@@ -125,11 +127,18 @@ def personalize(
         frame, recommended, task.metric, way, [*notes, *new_clients.notes], None if out is None else Path(out)
     )
     if out is not None:
-        join_run(out, directory, new_clients, result)
+        join_run(out, directory, new_clients, result, task)
     return result
 
 
-def join_run(out: str | Path, before: RunDirectory, new_clients: Clients, result: Personalized) -> None:
+def raise_max_count(task: Task, clients: Clients) -> Task:
+    """The task of counts whose predictions may be as large as any count of these clients."""
+    if not isinstance(task, Poisson) or task.max_count is None:
+        return task
+    return replace(task, max_count=max(task.max_count, float(usable_rows(clients).y.max())))
+
+
+def join_run(out: str | Path, before: RunDirectory, new_clients: Clients, result: Personalized, task: Task) -> None:
     """Write a run directory with the models of a run and of its new clients; it appears complete, or not at all."""
     run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"purpose": "personalize"})})
     files: dict[str, bytes | Stream] = {RUN_FILE: run_bytes(run), SCHEMA_FILE: json_bytes(before.schema)}
@@ -154,7 +163,8 @@ def join_run(out: str | Path, before: RunDirectory, new_clients: Clients, result
     others = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in new_clients.names]
     personal = result.models if models.personal is None else torch.cat([models.personal[others], result.models])
     names = (*(models.clients[i] for i in others), *new_clients.names)
-    files[MODELS_FILE] = models_file(models._replace(personal=personal, clients=names))
+    description = models.task | {"settings": task.describe()}
+    files[MODELS_FILE] = models_file(models._replace(personal=personal, clients=names, task=description))
     create_run(out, files)
 
 
