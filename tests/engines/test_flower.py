@@ -48,13 +48,15 @@ def algorithms_by_target():
 def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
     tables = tables[kind]
     fields, more = valid_settings(name), {} if find(name).full_participation else {"participation": 3}
+    more["baselines"] = name == "fedavg"  # local models do not depend on the algorithm
     run = make_run(tables, name, fields, **more)
     apart = run_federation(run, LocalGrid(make_clients(run, tables, tmp_path / "state")), tmp_path / "run")
     here = fit(tables, algorithm=name, settings=fields, **HOW, **more)
     assert_same(apart.trained, here.trained)
     ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
     assert ours == theirs
-    np.testing.assert_allclose(apart.clients["local"], here.clients["local"], rtol=1e-9)
+    if name == "fedavg":
+        np.testing.assert_allclose(apart.clients["local"], here.clients["local"], rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["regression", "binary"])
