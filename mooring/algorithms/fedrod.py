@@ -134,7 +134,8 @@ def class_scores(task: Task, rows: Rows) -> Tensor:
     A single score is that of the second of two classes: log(n_i1 / n_i0).
     """
     block = trained_blocks(task)[-1]
-    if task.metric != "log-loss" or not (block.name == "intercept" or block.name.endswith("bias")):
+    is_class_per_row = task.metric == "log-loss" and rows.y.ndim == 1
+    if not is_class_per_row or not (block.name == "intercept" or block.name.endswith("bias")):
         return torch.zeros(())
     classes = max(block.size, 2)
     counts = torch.stack([torch.bincount(rows.of(c)[1].long(), minlength=classes) for c in range(len(rows))])

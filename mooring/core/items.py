@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from mooring.core.cohort import StateTree
+from mooring.core.errors import RequestError
 
+Collate = Callable[[list[Any]], Any]
 Inputs = Any  # a tensor, or a dictionary, tuple or list of tensors [N, ...]
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")  # of items that are dictionaries
 
@@ -43,8 +45,9 @@ class TensorItems:
 class DatasetItems:
     """Map-style data sets, one after another; item i of the k-th has the number starts[k] + i."""
 
-    def __init__(self, datasets: Sequence[SizedItems], collate: Callable[[list[object]], Inputs] | None = None):
-        self.datasets, self.collate = list(datasets), collate or default_collate
+    def __init__(self, datasets: Sequence[SizedItems], collates: Sequence[Collate | None] = ()):
+        self.datasets = list(datasets)
+        self.collates = [collate or default_collate for collate in (collates or [None] * len(datasets))]
         self.starts = np.cumsum([0, *(len(dataset) for dataset in datasets)])
 
     def take(self, numbers: Tensor) -> Inputs:
@@ -54,22 +57,32 @@ class DatasetItems:
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:
-            items = []
+            items, k = [], 0
             for number in numbers.tolist():
                 k = int(np.searchsorted(self.starts, number, side="right")) - 1
-                items.append(self.datasets[k][number - int(self.starts[k])])
-            return split_item(self.collate(items))[0]
+                items.append(self._read(k, number - int(self.starts[k])))
+            return split_item(self.collates[k](items))[0]
         finally:
             np.random.set_state(states[0])
             random.setstate(states[1])
 
+    def _read(self, k: int, i: int) -> object:
+        try:
+            return self.datasets[k][i]
+        except Exception as error:  # a data set is user code
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise RequestError(f"item {i + 1} of data set {k + 1} cannot be read: {why}.") from error
+
 
 def find_items(x: Any) -> tuple[TensorItems | DatasetItems, int] | None:
-    """The items of a tuple or dictionary of arrays [N, ...] or of a data set, and their number; None for one array."""
+    """The items of a tuple or dictionary of arrays [N, ...] or of a data set or loader, and their number; None
+    for one array."""
     if isinstance(x, Mapping) or (isinstance(x, tuple) and all(hasattr(part, "__array__") for part in x)):
         tensors = [torch.as_tensor(part) for part in (x.values() if isinstance(x, Mapping) else x)]
         inputs = dict(zip(x, tensors)) if isinstance(x, Mapping) else tuple(tensors)
         return TensorItems(inputs), min((len(part) for part in tensors), default=0)
+    if isinstance(x, DataLoader):
+        return DatasetItems([x.dataset], [x.collate_fn]), len(x.dataset)  # type: ignore[arg-type,list-item]
     is_data_set = hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, list | tuple | str)
     return (DatasetItems([x]), len(x)) if is_data_set and not hasattr(x, "__array__") else None
 

@@ -121,6 +121,7 @@ def trained_blocks(task: Task) -> Layout:
 
 def head_coefficients(task: Task, layers: int = 1) -> Tensor:
     """[d] bool: the parameters of the last layers; buffers, which are behind all parameters, are not among them."""
+    task.check_head()
     mask = torch.zeros(task.dim, dtype=torch.bool)
     mask[: task.gradient_dim] = head_mask(trained_blocks(task), layers)
     return mask
@@ -280,6 +281,10 @@ class Task(ABC):
     def describe(self) -> JsonObject:
         """The settings that the parameters belong to: written to the model file."""
         return {}
+
+    def check_head(self) -> None:
+        """Refuse models whose last layer is not their head."""
+        return None
 
     def derive(self, build: Callable[[Task], Task]) -> Task:
         """Another task, built from this one; its work counts as this task's."""

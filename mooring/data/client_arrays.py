@@ -6,7 +6,7 @@ dict of these by part, {"train": ..., "validation": ..., "test": ...}. (X, y, gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,11 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     default_collate,
+    default_convert,
 )
 
 from mooring.core.cohort import Rows
@@ -45,6 +47,7 @@ class ClientRows(NamedTuple):
     x: Tensor  # [n, ...]
     y: Tensor  # [n] or [n, k]
     part: np.ndarray | None  # [n]
+    has_column: bool = False  # whether y was [n, 1]
 
 
 def is_client_arrays(source: object) -> bool:
@@ -133,7 +136,8 @@ def load_client_arrays(
         "title": "the arrays",
         "notes": notes,
     }
-    metadata |= {"items": items}
+    has_column = all(client_rows.has_column for client_rows in rows_of_client.values())
+    metadata |= {"items": items, "target_column": has_column}
     return Clients(tuple(names), rows(0), rows(1), rows(2), kind=kind, classes=classes, **metadata)
 
 
@@ -152,15 +156,20 @@ def number_items(source: Any) -> tuple[Any, Any]:
     }
     if not any(is_structured(value) for value in data_by_part.values()):
         return source, None
-    lazy, collate, numbered, start = [], None, {}, 0
+    reads_items = any(is_read_by_item(value) for value in data_by_part.values())
+    lazy, collates, numbered, start = [], [], {}, 0
     for (name, part), value in data_by_part.items():
         label = f"client '{name}'" + (f", {part}" if part else "")
+        collate = None
         if isinstance(value, DataLoader):
-            collate = value.collate_fn
-            value = value.dataset
+            collate = None if value.collate_fn in (default_collate, default_convert) else value.collate_fn
+            value = sampled_rows(value, label)
         value = list(value) if isinstance(value, IterableDataset) else value
-        inputs, y = read_targets(value, label)
+        if isinstance(value, TensorDataset) and not reads_items:
+            value = (tuple(value.tensors[:-1]) if len(value.tensors) > 2 else value.tensors[0], value.tensors[-1])
+        inputs, y = read_targets(value, label, collate)
         lazy.append(inputs)
+        collates.append(collate)
         numbered[name, part] = (torch.arange(start, start + len(y)), y)
         start += len(y)
     if all(isinstance(inputs, Mapping | tuple) and not isinstance(inputs, Dataset) for inputs in lazy):
@@ -168,7 +177,7 @@ def number_items(source: Any) -> tuple[Any, Any]:
     elif any(isinstance(inputs, Mapping | tuple) for inputs in lazy):
         raise RequestError("the clients' data must be of one form: tensors of all clients, or data sets of all.")
     else:
-        items = DatasetItems(lazy, collate)
+        items = DatasetItems(lazy, collates)
     out: JsonObject = {}
     for (name, part), pair in numbered.items():
         if part is None:
@@ -185,33 +194,86 @@ def is_by_part(value: object) -> bool:
 
 def is_structured(value: object) -> bool:
     """Return whether inputs are several tensors, a dictionary, or a data set that is read item by item."""
-    if isinstance(value, DataLoader):
-        is_plain = isinstance(value.dataset, TensorDataset) and value.collate_fn is default_collate
-        return not is_plain or len(value.dataset.tensors) != 2  # type: ignore[attr-defined]
+    if is_read_by_item(value):
+        return True
+    value = value.dataset if isinstance(value, DataLoader) else value
     if isinstance(value, TensorDataset):
         return len(value.tensors) != 2
-    if isinstance(value, Dataset):
-        return True
     return isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], Mapping | tuple)
 
 
-def read_targets(value: Any, label: str) -> tuple[Any, Tensor]:
+def is_read_by_item(value: object) -> bool:
+    """Return whether a minibatch reads its items from a data set, by a function of the user's or in its own order."""
+    if isinstance(value, DataLoader):
+        is_plain = value.collate_fn in (default_collate, default_convert)
+        return not (is_plain and isinstance(value.dataset, TensorDataset))
+    return isinstance(value, Dataset) and not isinstance(value, TensorDataset)
+
+
+def read_targets(value: Any, label: str, collate: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Tensor]:
     """Return the inputs of a client, in memory or as a data set, and its targets."""
-    if isinstance(value, TensorDataset):
-        value = (tuple(value.tensors[:-1]), value.tensors[-1])
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Mapping | tuple):
+    if isinstance(value, tuple) and len(value) == 2:
         inputs, y = map_tensors(value[0], tensor), tensor(value[1])
-        sizes = {len(part) for part in (inputs.values() if isinstance(inputs, Mapping) else inputs)}
+        parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+        parts = parts if isinstance(parts, tuple | list) else [parts]
+        sizes = {len(part) for part in parts}
         if sizes != {len(y)}:
             raise RequestError(
                 f"{label}: inputs and targets must have equally many rows, got {sorted(sizes)}, {len(y)}."
             )
+        for part in parts:
+            require_finite(part, label)
         return inputs, y
+    targets, i = [], 0
     try:
-        targets = [torch.as_tensor(split_item(value[i])[1]) for i in range(len(value))]
-        return value, torch.stack(targets)
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError) as error:
-        raise RequestError(f"{label}: its items cannot be read: {str(error).splitlines()[0]}.") from error
+        for i in range(len(value)):
+            targets.append(torch.as_tensor(split_item(value[i])[1]))
+        y = torch.stack(targets)
+    except Exception as error:  # a data set is user code
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(f"{label}: its items cannot be read (item {i + 1}): {why}.") from error
+    if collate is not None:
+        check_collated_targets(value, y, collate, label)
+    return value, y
+
+
+def check_collated_targets(
+    dataset: Any, y: Tensor, collate: Callable[[list[Any]], Any], label: str, items: int = 2
+) -> None:
+    """Refuse a `collate_fn` that changes targets, as MixUp does: targets are those of the items, read once."""
+    given = y[:items]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            collated = split_item(collate([dataset[i] for i in range(len(given))]))[1]
+    except Exception as error:  # user code
+        raise RequestError(f"{label}: its collate_fn fails: {error}.") from error
+    if (
+        not isinstance(collated, Tensor)
+        or collated.numel() != given.numel()
+        or bool((collated.view_as(given) != given).any())
+    ):
+        raise RequestError(
+            f"{label}: its collate_fn changes the targets, which are read from the items once; mix rows in the model's "
+            "forward pass or in the loss instead."
+        )
+
+
+def sampled_rows(loader: DataLoader, label: str) -> Any:
+    """Return the data set of a loader, of which a sampler may select a part; how often rows are drawn is not the
+    loader's choice."""
+    sampler, rows = loader.sampler, loader.dataset
+    if isinstance(rows, IterableDataset) or isinstance(sampler, SequentialSampler):
+        return rows
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(sampler):
+        return rows
+    if isinstance(sampler, SubsetRandomSampler):
+        return Subset(rows, sorted(sampler.indices))
+    if isinstance(sampler, list | range) and len(set(sampler)) == len(sampler):
+        return Subset(rows, list(sampler))
+    raise RequestError(
+        f"{label}: the loader's {type(sampler).__name__} is not used, since minibatches are drawn anew in every round; "
+        "give the data set, and weigh classes in the loss."
+    )
 
 
 def concatenate(parts: list[Inputs]) -> Inputs:
@@ -250,15 +312,17 @@ def rows_of(value: object, label: str) -> ClientRows:
             raise RequestError(f"{label}: a dict names train, validation and test, got {', '.join(map(repr, value))}.")
         pairs = {part: pair_of(value[part], f"{label}, {part}") for part in PARTS if part in value}
         part = np.concatenate([np.full(len(y), PARTS.index(name)) for name, (_, y) in pairs.items()])
-        return ClientRows(torch.cat([x for x, _ in pairs.values()]), torch.cat([y for _, y in pairs.values()]), part)
-    return ClientRows(*pair_of(value, label), None)
+        x, y = torch.cat([x for x, _ in pairs.values()]), torch.cat([y for _, y in pairs.values()])
+    else:
+        (x, y), part = pair_of(value, label), None
+    has_column = y.ndim == 2 and y.shape[1] == 1
+    return ClientRows(x, y.squeeze(-1) if has_column else y, part, has_column)
 
 
 def pair_of(value: object, label: str) -> tuple[Tensor, Tensor]:
     if isinstance(value, DataLoader):
-        pairs = list(in_sequence(value))
-        x, y = (torch.cat([torch.as_tensor(pair[k]) for pair in pairs]) for k in (0, 1))
-    elif isinstance(value, Dataset):
+        value = sampled_rows(value, label)
+    if isinstance(value, Dataset):
         x, y = stack_items(value, label)
     elif isinstance(value, tuple | list) and len(value) == 2:
         x, y = tensor(value[0]), tensor(value[1])
@@ -268,7 +332,7 @@ def pair_of(value: object, label: str) -> tuple[Tensor, Tensor]:
         raise RequestError(f"{label}: x and y must have equally many rows, got {len(x)} and {len(y)}.")
     require_finite(x, label)
     require_finite(y, label, "targets")
-    return x, y.squeeze(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    return x, y
 
 
 def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
@@ -286,20 +350,6 @@ def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
             raise RequestError(f"{label}: item {position + 1} has the shape {shapes}; all must be alike.")
         x, y = torch.stack(xs), torch.stack(ys)
     return x, y
-
-
-def in_sequence(loader: DataLoader) -> Iterable[Sequence[object]]:
-    """Return a loader's batches with its rows in their original order, without shuffling."""
-    rows: Any = loader.dataset
-    if isinstance(rows, IterableDataset):
-        return loader
-    if isinstance(loader.sampler, SubsetRandomSampler):
-        order = sorted(loader.sampler.indices)
-    elif isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        order = list(range(len(rows)))
-    else:
-        return loader
-    return DataLoader(rows, batch_size=loader.batch_size or 1, sampler=order, collate_fn=loader.collate_fn)
 
 
 def tensor(values: object) -> Tensor:

@@ -41,6 +41,7 @@ class Clients:
     features: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_scale: float = 1.0
+    target_column: bool = False  # whether arrays of targets had the shape [n, 1]: a loss in Python sees that
     items: TensorItems | DatasetItems | None = None  # that `train.x` numbers, if inputs are not tensors
     schema: Any = None  # conversion of the table to these arrays; None for arrays
     placement: pd.DataFrame | None = None  # data frame (client, row, part): the part of each source row

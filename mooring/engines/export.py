@@ -72,7 +72,12 @@ def as_torch(run: SavedRun, client: str | None) -> bytes:
     """The weights of a network as its `state_dict` names them."""
     from safetensors.torch import save
 
-    return save({name: part.contiguous() for name, part in run.module(client).state_dict().items()})
+    return save(
+        {
+            name: part.clone(memory_format=torch.contiguous_format)
+            for name, part in run.module(client).state_dict().items()
+        }
+    )
 
 
 def as_onnx(run: SavedRun, client: str | None) -> bytes:

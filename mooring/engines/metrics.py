@@ -68,7 +68,7 @@ def measure_predictions(
     if not by_client:
         owner = np.zeros_like(owner)
     m = len(clients) if by_client else 1
-    if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
+    if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1 and prediction.shape == y.shape:
         unit, mean = (clients.target_scale, clients.target_mean) if clients.kind == REGRESSION else (1.0, 0.0)
         y, prediction = y * unit + mean, prediction * unit + mean
         scores = number_metrics(y, prediction, owner, m)

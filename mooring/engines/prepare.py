@@ -14,6 +14,7 @@ from torch import nn
 
 from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.core import attacks
+from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields
 from mooring.core.task import Task
@@ -34,6 +35,7 @@ from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
 from mooring.tasks.linear_losses import Poisson
 from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
+from mooring.tasks.network_checks import check_module
 from mooring.tasks.network_inputs import LOSSES
 
 LOSS_GROUP = "mooring.losses"  # the group of entry points under which an installed package offers losses of networks
@@ -103,9 +105,21 @@ def prepare(
     ):
         run = run.model_copy(update={"task": run.task.model_copy(update={"units": TARGET_UNITS})})
         task = make_task(run, clients, model, loss, copies)
+    if isinstance(task, NetworkTask) and task.dtype == torch.float64:
+        clients = widen_rows(clients)
     job = Job(run, clients, task, own or {}, copies, metrics or {})
     run, task = choose_kernels(run, clients, task, job.algorithms())
     return replace(job, run=run, task=task)
+
+
+def widen_rows(clients: Clients) -> Clients:
+    """Return the clients with their numbers in double precision, for a network whose parameters are."""
+
+    def widen(rows: Rows) -> Rows:
+        x, y = (part.double() if part.dtype.is_floating_point else part for part in (rows.x, rows.y))
+        return replace(rows, x=x, y=y)
+
+    return replace(clients, train=widen(clients.train), validation=widen(clients.validation), test=widen(clients.test))
 
 
 def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> bool:
@@ -114,7 +128,10 @@ def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> boo
     if clients.kind != REGRESSION or task.has_own_loss or (clients.target_mean, clients.target_scale) == (0.0, 1.0):
         return False
     x, y = clients.train.x[:MAX_UNIT_CHECK_ROWS], clients.train.y[:MAX_UNIT_CHECK_ROWS].double()
-    output = task.predict(task.start(seed)[None], x[None])[0].double().reshape(y.shape)
+    output = task.predict(task.start(seed)[None], x[None])[0].double()
+    if output.numel() != y.numel():
+        return False  # explained where the loss is taken
+    output = output.reshape(y.shape)
     as_is = (output - clients.target_mean) / clients.target_scale
     return bool((as_is - y).square().mean() < (output - y).square().mean())
 
@@ -246,6 +263,8 @@ def make_network_task(
     make, units = model_factory(model, clients), section.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": section.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
     fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}
+    fields |= {"changing_buffers": getattr(clients, "changing_buffers", None)}
+    fields |= {"target_column": getattr(clients, "target_column", False)}
     fields |= {name: section.fields[name] for name in NETWORK_SETTINGS if name in section.fields}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
     if loss is not None:
@@ -268,6 +287,9 @@ def model_factory(model: object, clients: Clients) -> Callable[[], nn.Module]:
     """Return a function without arguments that makes the model: a copy of a module with its weights, or the result of a
     function; `features` and `classes` are filled in."""
     if isinstance(model, nn.Module):
+        if any(nn.parameter.is_lazy(part) for part in (*model.parameters(), *model.buffers())):
+            raise RequestError("the model has lazy layers without shapes; give a function that makes it.")
+        check_module(model)
         return lambda: copy.deepcopy(model)
     if not callable(model):
         raise RequestError(f"a model is a torch.nn.Module or a function that makes one, got {type(model).__name__}.")
@@ -275,6 +297,16 @@ def model_factory(model: object, clients: Clients) -> Callable[[], nn.Module]:
     available = {"features": int(clients.train.x[0].numel()), "classes": outputs}
     accepted = inspect.signature(model).parameters
     arguments = {name: value for name, value in available.items() if name in accepted}
+    for name, argument in accepted.items():
+        is_required = argument.default is argument.empty and argument.kind not in (
+            argument.VAR_POSITIONAL,
+            argument.VAR_KEYWORD,
+        )
+        if is_required and name not in arguments:
+            raise RequestError(
+                f"the model's function takes '{name}', which is not filled in; only features and classes are: give "
+                f"lambda: {getattr(model, '__name__', 'make')}({name}=...)."
+            )
     return lambda: model(**arguments)
 
 
@@ -285,6 +317,7 @@ class DataShape:
         self.kind, self.classes = description["kind"], tuple(description["classes"])
         self.target_mean, self.target_scale = description.get("target_mean", 0.0), description.get("target_scale", 1.0)
         self.max_count: float | None = description.get("settings", {}).get("max_count")
+        self.changing_buffers = tuple(description.get("settings", {}).get("changing_buffers", ()))
         self.train = self
         is_integer = description.get("whole", False)
         self.x = torch.zeros(

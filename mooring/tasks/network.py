@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,14 +33,27 @@ from mooring.core.task import (
 from mooring.tasks.device import FULL_PRECISION, Device
 from mooring.tasks.fused import per_client, perceptron_numba, perceptron_per_client
 from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
+from mooring.tasks.network_checks import (
+    check_head,
+    check_loss,
+    check_module,
+    find_changing_buffers,
+    has_hooks,
+    is_faithful,
+    layer_name,
+    parameter_aliases,
+)
 from mooring.tasks.network_inputs import (
     BUFFERS,
+    CLASS_LOSSES,
     LOSSES,
     RowLoss,
     align_classes,
+    as_torch_loss,
     binary_cross_entropy,
     by_row,
     cross_entropy,
+    explain_shapes,
     half_square,
     has_dropout,
     main_output,
@@ -47,7 +61,7 @@ from mooring.tasks.network_inputs import (
     needs_whole_batches,
     tracked_buffers,
 )
-from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer
+from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer, fork_python_random
 
 FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
 EVALUATED_ITEMS = 256  # items that are read at once in evaluation: bounds memory
@@ -95,6 +109,8 @@ class NetworkTask(Task):
         buffers: str = "average",
         items: TensorItems | DatasetItems | None = None,
         sample: Tensor | None = None,
+        changing_buffers: tuple[str, ...] | None = None,
+        target_column: bool = False,
         precision: str = FULL_PRECISION,
         compile: bool = False,
     ):
@@ -102,12 +118,16 @@ class NetworkTask(Task):
             raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
         if units not in (STANDARD_UNITS, TARGET_UNITS):
             raise RequestError(f"units must be '{STANDARD_UNITS}' or '{TARGET_UNITS}', got {units!r}.")
-        self.make, self.items, self.sample = make, items, sample
+        check_loss(loss)
+        self.make, self.items, self.sample, self.target_column = make, items, sample, target_column
         self._dtype = torch.float32
+        self.changes_inputs = False  # whether a forward pass changes its rows in place
         if buffers not in BUFFERS:
             raise RequestError(f"buffers must be one of {', '.join(BUFFERS)}, got {buffers!r}.")
         self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else by_row(loss)
-        self.batch_loss: Any = loss if needs_whole_batches(loss) else None
+        self.batch_loss: Any = as_torch_loss(loss) if needs_whole_batches(loss) else None  # type: ignore[arg-type]
+        self.own_module = isinstance(loss, nn.Module)  # of torch's kind: it takes the main output
+        self.tokens_loss = loss if isinstance(loss, CLASS_LOSSES) else None
         self.classifies = self.row_loss is cross_entropy
         self.ridge = ridge
         self.mean, self.scale = mean, scale
@@ -126,7 +146,9 @@ class NetworkTask(Task):
         if not self.sizes:
             raise RequestError("the model has no parameters to train.")
         self.parameter_dim = sum(self.sizes)
-        self.buffer_shapes = {} if buffers == "frozen" else tracked_buffers(self.module)
+        self.accepted = inspect.signature(self.module.forward).parameters
+        self.changing_buffers = self._try_sample() if changing_buffers is None else changing_buffers
+        self.buffer_shapes = {} if buffers == "frozen" else self._tracked_buffers()
         self.local_buffers = buffers == "local" and bool(self.buffer_shapes)
         self.sizes += [shape.numel() for shape in self.buffer_shapes.values()]
         self.dim = sum(self.sizes)
@@ -134,16 +156,19 @@ class NetworkTask(Task):
         self.is_random = may_be_random(self.module)
         self.is_structured: bool | None = True if items is not None else None  # inputs or outputs are no tensors
         needs_clients = self.buffer_shapes or self.batch_loss is not None or items is not None
-        needs_clients = needs_clients or not self.device.is_plain
+        needs_clients = needs_clients or not self.device.is_plain or self._shrinks_embeddings
         self.by_client: bool | None = True if needs_clients else None
-        self.accepted = inspect.signature(self.module.forward).parameters
         frozen = any(not p.requires_grad for p in self.module.parameters())
         self.is_perceptron = is_perceptron(self.module) and not frozen and not has_dropout(self.module)
+        self.is_perceptron = self.is_perceptron and not has_hooks(self.module)
         self.is_perceptron = self.is_perceptron and self.device.is_plain
         self.convolutional = per_client.has_convolution(self.module)
         self.is_large_perceptron = self.is_perceptron and (
             self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
         )
+        self.head_is_checked = False
+        self.is_unfaithful = False  # whether faster forms of the gradient differ from the network's own
+        self.aliases: dict[str, str] | None = None  # other names of shared parameters, once they are needed
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.kernels = kernels
         self.frozen: frozenset[str] = frozenset()  # parameters that `freeze` leaves as they are
@@ -162,6 +187,10 @@ class NetworkTask(Task):
             made = self.make()
             if not isinstance(made, nn.Module):
                 raise RequestError(f"the model's function must return a torch.nn.Module, got {type(made).__name__}.")
+            check_module(made)
+            for layer in made.modules():
+                if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                    layer.sparse = False  # the same gradients, as tensors that can be stacked
             if any(nn.parameter.is_lazy(part) for part in made.parameters()):
                 self._materialize(made)
         return made
@@ -171,8 +200,48 @@ class NetworkTask(Task):
         if self.sample is None:
             raise RequestError("the model has lazy layers, whose shapes follow from rows: give `sample`, some of them.")
         self.accepted = inspect.signature(made.forward).parameters
-        with torch.no_grad():
-            self.call_module(made.eval(), self.sample)
+        try:
+            with torch.no_grad():
+                self.call_module(made.eval(), self.sample)
+        except FORWARD_ERRORS as error:
+            why = str(error).splitlines()[0]
+            raise RequestError(
+                f"the model's lazy layers cannot be given their shapes ({why}); give a model without lazy layers, or "
+                "once it was trained, with the shapes that they had."
+            ) from error
+
+    @property
+    def _shrinks_embeddings(self) -> bool:
+        """Whether a forward pass changes parameters."""
+        return any(getattr(layer, "max_norm", None) is not None for layer in self.module.modules())
+
+    def check_head(self) -> None:
+        """Refuse a layer that is declared last and plays no part in the output; warn where another one runs last."""
+        if self.sample is not None and not self.head_is_checked:
+            self.head_is_checked = True
+            check_head(self, self.sample)
+
+    def _tracked_buffers(self) -> dict[str, torch.Size]:
+        """The shapes of the buffers that training changes."""
+        own = {name: self.module.get_buffer(name).shape for name in self.changing_buffers}
+        return tracked_buffers(self.module) | own
+
+    def _try_sample(self) -> tuple[str, ...]:
+        """The buffers that a forward pass changes, besides those of normalization; whether it changes its rows."""
+        if self.sample is None:
+            return ()
+
+        def call(module: nn.Module) -> None:
+            rows = self.device.load(self.sample).clone()  # type: ignore[arg-type]
+            self.call_module(module, rows)
+            self.changes_inputs = self.items is None and not torch.equal(rows.cpu(), self.sample)  # type: ignore[arg-type]
+
+        with torch.no_grad(), RANDOM_LOCK, self.device.fork_random_state(), fork_python_random():
+            try:
+                call(self.module)
+            except Exception:  # explained where the network is used
+                return ()
+            return find_changing_buffers(self.module, call)
 
     @property
     def has_own_loss(self) -> bool:
@@ -200,10 +269,11 @@ class NetworkTask(Task):
     @property
     def layout(self) -> Layout:
         parts = self.shapes | self.buffer_shapes
-        return layout_of(parts, {name: name.rpartition(".")[0] for name in parts})
+        return layout_of(parts, {name: layer_name(name) for name in parts})
 
     def describe(self) -> dict[str, object]:
-        return {"units": self.units}
+        changing = {"changing_buffers": list(self.changing_buffers)} if self.changing_buffers else {}
+        return {"units": self.units, **changing}
 
     def start(self, seed: int = 0) -> Tensor:
         fresh = self._made(seed)
@@ -234,6 +304,7 @@ class NetworkTask(Task):
         """What a network answers at rows x [B, ...], or at the items that x numbers."""
         inputs = x if self.items is None else map_tensors(self.items.take(x), self.device.load)
         inputs = map_tensors(inputs, lambda part: part.to(self.dtype) if part.dtype.is_floating_point else part)
+        inputs = inputs.clone() if self.changes_inputs and self.items is None else inputs
         names = list(self.accepted)
         with self.device.autocast():
             if isinstance(inputs, Mapping) and (set(inputs) <= set(names) or "kwargs" in names):
@@ -261,23 +332,68 @@ class NetworkTask(Task):
             return
         if self.is_structured is None or self.items is not None:
             with torch.no_grad(), CALLING:
+                rows = x[:2].clone()
                 try:
-                    output = self.call_module(self.module, x[:2])
+                    output = self.call_module(self.module, rows)
                 except FORWARD_ERRORS as error:
                     raise self._explain(x, error) from error
+                self.changes_inputs = self.changes_inputs or (self.items is None and not torch.equal(rows, x[:2]))
                 self.is_structured = self.items is not None or not isinstance(output, Tensor)
                 if self.has_own_loss and self.batch_loss is None and len(y):
-                    answer = self.row_loss(output, self._own_units(y[:2]))
-                    if isinstance(answer, Tensor) and answer.ndim == 0:
-                        self.batch_loss, self.is_structured = self.row_loss, True
+                    self._probe_loss(output, y[:2])
             self.by_client = True if self.is_structured else self.by_client
 
+    def _probe_loss(self, output: Any, y: Tensor) -> None:
+        """See whether a loss of one's own is one number per batch."""
+        if self.tokens_loss is not None and y.ndim > 1 and not y.dtype.is_floating_point:
+            self.batch_loss, self.is_structured = self.tokens_loss, True
+            return
+        if isinstance(output, Tensor):
+            output = output.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            answer = self._call_loss(self.row_loss, self._loss_input(output), self._own_units(y))
+        if isinstance(output, Tensor) and not answer.requires_grad:
+            raise RequestError("the loss does not depend on the outputs of the model: is a tensor detached?")
+        if answer.ndim == 0:
+            self.batch_loss, self.is_structured = self.row_loss, True
+
+    def _loss_input(self, output: Any) -> Any:
+        """What a loss of one's own receives: modules of torch's kind the main output, functions what there is."""
+        return self._main_output(output) if self.own_module and not isinstance(output, Tensor) else output
+
+    def _call_loss(self, loss: Callable[..., Any], output: Any, y: Tensor) -> Tensor:
+        """The value of a loss; what fails is explained."""
+        try:
+            answer = loss(output, y)
+        except FORWARD_ERRORS as error:
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            shape = f"outputs of the shape {tuple(output.shape)}" if isinstance(output, Tensor) else "the outputs"
+            wrong = explain_shapes(output, y, self.classifies) if not self.has_own_loss else None
+            raise RequestError(
+                f"{wrong}." if wrong else f"the loss fails on {shape} and targets of the shape {tuple(y.shape)}: {why}"
+            ) from error
+        if not isinstance(answer, Tensor):
+            raise RequestError(f"the loss must return a tensor, got {type(answer).__name__}.")
+        return answer
+
     def _own_units(self, y: Tensor) -> Tensor:
-        return y * self.scale + self.mean if y.dtype.is_floating_point else y
+        """Targets as a loss of one's own receives them: in their own units and shape."""
+        y = y * self.scale + self.mean if y.dtype.is_floating_point else y
+        return y[..., None] if self.target_column and not self.own_module else y
 
     def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        def call(params: dict[str, Tensor], rows: Tensor) -> Tensor:
+            return self.call_with(params, rows.clone() if self.changes_inputs else rows)
+
         with CALLING:
-            return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
+            return vmap(call)(layers, x)
+
+    def call_with(self, parameters: dict[str, Tensor], *args: object, **named: object) -> Any:
+        """What the network returns with these parameters, whichever of their names they have in it."""
+        if self.aliases is None:
+            self.aliases = parameter_aliases(self.module)
+        other = {alias: parameters[name] for alias, name in self.aliases.items() if name in parameters}
+        return functional_call(self.module, parameters | other, args, named, tie_weights=False)
 
     def _one_by_one(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         outputs = []
@@ -292,14 +408,19 @@ class NetworkTask(Task):
 
     def _explain(self, rows: Tensor, error: Exception) -> RequestError:
         """What a user reads where the network fails on its rows."""
+        if isinstance(error, RequestError):
+            return error
         kind = "its items" if self.items is not None else f"rows of shape {tuple(rows.shape[1:])} of {rows.dtype}"
         return RequestError(f"the model fails on {kind}: {(str(error) or type(error).__name__).splitlines()[0]}")
 
     def _evaluate(self, parameters: dict[str, Tensor], rows: Tensor) -> Tensor:
         """A client's outputs [B, ...] in evaluation mode, of a structured output the main part: its logits."""
 
+        if self._shrinks_embeddings:
+            parameters = {name: part.clone() for name, part in parameters.items()}  # a forward pass shrinks them
+
         def call(*args: object, **named: object) -> Any:
-            return functional_call(self.module, parameters, args, named)
+            return self.call_with(parameters, *args, **named)
 
         if self.items is None:
             return self._main_output(self.call_module(call, rows))
@@ -334,18 +455,21 @@ class NetworkTask(Task):
 
     def minibatch_loss(self, module: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
-        return self.output_loss(self.call_module(module, x), y)
+        try:
+            output = self.call_module(module, x)
+        except FORWARD_ERRORS as error:
+            raise self._explain(x, error) from error
+        return self.output_loss(output, y)
 
     def output_loss(self, output: Any, y: Tensor) -> Tensor:
         """The loss of what a network returned for a minibatch with targets y [B, ...]."""
         if self.batch_loss is not None:
-            whole = self._main_output(output) if isinstance(self.batch_loss, nn.Module) else output
-            return self.batch_loss(whole, self._own_units(y))
+            return self._call_loss(self.batch_loss, self._loss_input(output), self._own_units(y))
         if self.classifies and y.ndim > 1:  # the mean over all tokens of the minibatch, as torch takes it
             whole = self._main_output(output)
-            return F.cross_entropy(align_classes(whole, y), y)
+            return self._call_loss(F.cross_entropy, align_classes(whole, y), y)
         if self.has_own_loss and not isinstance(output, Tensor):
-            return self.row_loss(output, self._own_units(y)).mean()
+            return self._call_loss(self.row_loss, self._loss_input(output), self._own_units(y)).mean()
         return self._each_loss(self._main_output(output)[None], y[None])[0].mean()
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -360,12 +484,10 @@ class NetworkTask(Task):
         single = {name: part[c] for name, part in layers.items()}
 
         def call(*args: object, **named: object) -> Any:
-            return functional_call(self.module, single, args, named)
+            return self.call_with(single, *args, **named)
 
         def losses(x: Tensor, y: Tensor) -> Tensor:
-            output = self.call_module(call, x)
-            whole = main_output(output) if isinstance(self.batch_loss, nn.Module) else output
-            return self.row_loss(whole, self._own_units(y))
+            return self._call_loss(self.row_loss, self._loss_input(self.call_module(call, x)), self._own_units(y))
 
         x, y = batch.x[c], batch.y[c]
         with CALLING:
@@ -375,17 +497,18 @@ class NetworkTask(Task):
 
     def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
         """[C, B]: the loss of outputs [C, B, ...]; several numbers of a row are averaged."""
-        if self.has_own_loss:
-            y = self._own_units(y)
-        elif self.units == TARGET_UNITS:
+        lead = y.shape[:2]
+        if not self.has_own_loss and self.units == TARGET_UNITS:
             output = (output - self.mean) / self.scale
-        losses = self.row_loss(output.flatten(0, 1), y.flatten(0, 1))
-        rows = y.shape[0] * y.shape[1]
+        targets = y.flatten(0, 1)
+        targets = self._own_units(targets) if self.has_own_loss else targets
+        losses = self._call_loss(self.row_loss, output.flatten(0, 1), targets)
+        rows = lead.numel()
         if losses.ndim == 0 or len(losses) != rows:
             raise RequestError(
                 f"the loss must return one number per row, got the shape {tuple(losses.shape)} for {rows} rows."
             )
-        return losses.reshape(*y.shape[:2], -1).mean(2)
+        return losses.reshape(*lead, -1).mean(2)
 
     def _here(self, w: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
         """Parameters and rows where the network computes."""
@@ -400,6 +523,8 @@ class NetworkTask(Task):
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         if batch.key is not None and self._trains_by_client(batch.x[:, :PROBE_ROWS], batch.y[:, :PROBE_ROWS]):
             return self._trainer().gradients(w, batch)[0]
+        if self.is_unfaithful:
+            return self.trainer_gradients(w, batch)
         busy = batch.weight.any(1)
         if not bool(busy.all()) and (self.convolutional or self.stacks is False or self.is_structured):
             out = torch.zeros_like(w)  # clients are evaluated one by one: those without rows cost nothing
@@ -433,6 +558,11 @@ class NetworkTask(Task):
                 places[name].zero_()
         return g
 
+    def trainer_gradients(self, w: Tensor, batch: Batch) -> Tensor:
+        """Gradients [C, d] of the network itself, in training mode, client by client."""
+        keys = np.zeros(len(w), dtype=np.uint64) if batch.key is None else batch.key
+        return self._add_penalty(self._trainer().gradients(w, batch._replace(key=keys))[0], w)
+
     def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
         if not self.buffer_shapes:
             return self.grad(w, batch), None
@@ -460,7 +590,7 @@ class NetworkTask(Task):
     def copy_settings(self, task: NetworkTask) -> None:
         """Take over what another network's task is, but for what was made for its module."""
         self.__dict__.update(task.__dict__)
-        self.variants, self.trainer, self.stacks = {}, None, None
+        self.variants, self.trainer, self.stacks, self.aliases = {}, None, None, None
         self.is_perceptron, self.kernels = False, "torch"
 
     def step_in_place(self) -> InPlaceStep | None:
@@ -500,8 +630,9 @@ class NetworkTask(Task):
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
         self._probe(x[0], y[0])
         if self.by_client is None:
-            self.by_client = self.is_random and self._trainer().draws_random_numbers(x[0], y[0])
-            self.is_random = self.by_client
+            self.is_random = self.is_random and self._trainer().draws_random_numbers(x[0], y[0])
+            self.is_unfaithful = not (self.is_random or self.is_perceptron or is_faithful(self, x[0], y[0]))
+            self.by_client = self.is_random or self.is_unfaithful
         return self.by_client
 
     def _reads(self, rows: Rows) -> bool:
@@ -570,6 +701,8 @@ class NetworkTask(Task):
 
     def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         layers = self.layers(w.detach())
+        if self.frozen >= set(self.shapes):
+            return  # nothing moves: `_add_penalty` has the zeros
         leaves = {name: layers[name].detach().requires_grad_() for name in self.shapes if name not in self.frozen}
         with torch.enable_grad():
             total = (batch.weight * self._row_losses(layers | leaves, batch)).sum()

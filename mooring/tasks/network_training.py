@@ -7,7 +7,9 @@ A client's parameters are views of its row of v [C, d], so that an optimizer's s
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.core.cohort import Batch, Rows
+from mooring.core.errors import RequestError
 from mooring.core.sgd_step import constant_step_terms
 
 RANDOM_LOCK = RLock()  # torch has one generator of random numbers: one client draws at a time
@@ -29,10 +32,10 @@ class NetworkTrainer:
         self.module = copy.deepcopy(task.module).train()
         self.call = task.device.compile(self.module)
         norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._NormBase)]
-        self.tracked = [layer for layer in norms if self._is_tracked(layer)]
+        self.tracked = [layer for layer in norms if layer.training and self._is_tracked(layer)]
         for layer in norms:
             layer.train(layer in self.tracked)
-        named, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
+        named = dict(self.module.named_parameters())
         places = {part.name: part.place for part in task.layout}
         self.parts = [(named[name], places[name]) for name in task.shapes]
         self.leaves = [part for part, _ in self.parts]
@@ -40,7 +43,11 @@ class NetworkTrainer:
         self.moving, self.moving_places = [part for part, _ in moving], [place for _, place in moving]
         for name in task.frozen:
             named[name].requires_grad_(False)
-        self.buffers = [(buffers[name], places[name]) for name in task.buffer_shapes]
+        self.buffers = [(*self._owner(name), places[name]) for name in task.buffer_shapes]
+        untracked = [name for name in task.changing_buffers if name not in task.buffer_shapes]
+        self.fixed_buffers = [(*self._owner(name), self.module.get_buffer(name).clone()) for name in untracked]
+        self.unused: list[slice] = []  # the places of parameters that played no part in the last gradient
+        self.draws_in_python = False  # whether numpy's or Python's random numbers are drawn
         self.own = [part.data for part, _ in self.parts]
         self.flat: Tensor | None = None  # [parameters], the last gradient: allocated once, since it may be large
 
@@ -48,18 +55,26 @@ class NetworkTrainer:
         names = {id(buffer) for name, buffer in self.module.named_buffers() if name in self.task.buffer_shapes}
         return any(id(buffer) in names for buffer in layer.buffers(recurse=False))
 
+    def _owner(self, name: str) -> tuple[dict[str, Any], str]:
+        """The buffers of a layer, and the name of one of them there: a forward pass may put another tensor there."""
+        path, _, last = name.rpartition(".")
+        return self.module.get_submodule(path)._buffers, last
+
     def load(self, row: Tensor) -> None:
         """Make the parameters views of a row [d], and copy its buffers."""
         with torch.no_grad():
             for part, place in self.parts:
                 part.data = row[place].view(part.shape)
-            for buffer, place in self.buffers:
+            for owner, name, place in self.buffers:
+                buffer = owner[name] = owner[name].detach().clone()
                 value = row[place].view(buffer.shape)
                 buffer.copy_(value if buffer.dtype.is_floating_point else value.round())
+            for owner, name, value in self.fixed_buffers:
+                owner[name] = value.clone()
 
     def store_buffers(self, row: Tensor) -> None:
-        for buffer, place in self.buffers:
-            row[place] = buffer.flatten().to(row.dtype)
+        for owner, name, place in self.buffers:
+            row[place] = owner[name].detach().flatten().to(row.dtype)
 
     def release(self) -> None:
         """Make the parameters tensors of their own again: rows of models are not held in memory."""
@@ -71,6 +86,7 @@ class NetworkTrainer:
         if self.flat is None:
             self.flat = self.leaves[0].new_empty(self.dim)
         grads = self.gradients_by_layer(x, y, key)
+        self.unused = [place for g, place in zip(grads, self.moving_places) if g is None] if len(y) else []
         if len(self.moving) == len(self.leaves):
             parts = [torch.zeros_like(p) if g is None else g for p, g in zip(self.leaves, grads)]
             return torch.cat([g.flatten() for g in parts], out=self.flat)
@@ -90,10 +106,19 @@ class NetworkTrainer:
         for layer in self.tracked:
             layer.train(not single)
         torch.manual_seed(int(key) >> 1)
+        if self.draws_in_python:
+            random.seed(int(key))
+            np.random.seed(int(key) % 2**32)
         with torch.enable_grad():
             loss = task.minibatch_loss(self.call, x, y)
-            grads = torch.autograd.grad(loss, self.moving, allow_unused=True)
-        self.module.train() if single else None
+            if not loss.requires_grad and task.frozen:  # the loss does not depend on the parameters that are left
+                return [None] * len(self.moving)
+            if not loss.requires_grad:
+                raise RequestError("the loss does not depend on the parameters of the model: is a tensor detached?")
+            loss.backward()  # not autograd.grad, which does not reach layers that are recomputed by a second backward
+        grads = [part.grad for part in self.moving]
+        for part in self.moving:
+            part.grad = None
         return grads
 
     def train(
@@ -106,7 +131,7 @@ class NetworkTrainer:
         held, towards = constant_step_terms(v[:, :dim], pull, shift, self.task.ridge)
         fixed = terms.fixed
         index = torch.from_numpy(np.ascontiguousarray(place))
-        with RANDOM_LOCK, device.fork_random_state():
+        with RANDOM_LOCK, device.fork_random_state(), fork_python_random():
             for c in range(len(v)):
                 if begin is not v:
                     v[c] = begin[c]
@@ -135,7 +160,10 @@ class NetworkTrainer:
                             g.sub_(goal)
                         if fixed is not None and terms.rule.clip_grad:
                             g.masked_fill_(fixed.mask[:dim], 0.0)  # they count in no norm
+                        skipped = [] if pulled or len(goal) else self._save_unused(row, state, terms.rule.moments)
                         terms.rule.step(row[None, :dim], g[None], size, state)
+                        for part, value in skipped:
+                            part.copy_(value)
                         if fixed is not None:
                             row[fixed.mask] = values[fixed.mask]
                 self.store_buffers(row)
@@ -145,11 +173,20 @@ class NetworkTrainer:
                     v[c], terms.state[c] = device.unload(row), device.unload(state[0])
         self.release()
 
+    def _save_unused(self, row: Tensor, state: Tensor, moments: int) -> list[tuple[Tensor, Tensor]]:
+        """Parts of a client's row and of its optimizer's state with their values, for parameters that played no part in
+        the last gradient: torch's optimizers leave them as they are, without weight decay."""
+        parts = [row[place] for place in self.unused]
+        for k in range(moments):
+            start = 1 + k * self.dim
+            parts += [state[0, start + place.start : start + place.stop] for place in self.unused]
+        return [(part, part.clone()) for part in parts]
+
     def gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradients [C, d] in training mode at w, of each client's rows without padding, where those of buffers are 0;
         and the buffers [C, d - gradient_dim] after the forward passes."""
         out, after, device = torch.zeros_like(w), w[:, self.dim :].clone(), self.task.device
-        with RANDOM_LOCK, device.fork_random_state():
+        with RANDOM_LOCK, device.fork_random_state(), fork_python_random():
             for c in range(len(w)):
                 real = batch.weight[c] > 0
                 row = device.load(w[c].detach().clone())
@@ -165,10 +202,28 @@ class NetworkTrainer:
     def draws_random_numbers(self, x: Tensor, y: Tensor) -> bool:
         """Whether a forward pass in training mode draws random numbers."""
         device = self.task.device
-        with RANDOM_LOCK, device.fork_random_state(), torch.no_grad():
-            before = torch.get_rng_state()
+        with RANDOM_LOCK, device.fork_random_state(), fork_python_random(), torch.no_grad():
+            before, in_python = torch.get_rng_state(), _python_states()
             self.task.minibatch_loss(self.module, device.load(x), device.load(y))
-            return not torch.equal(before, torch.get_rng_state())
+            self.draws_in_python = in_python != _python_states()
+            return self.draws_in_python or not torch.equal(before, torch.get_rng_state())
+
+
+def _python_states() -> tuple[object, ...]:
+    """The states of Python's and numpy's generators of random numbers."""
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), *state[2:]
+
+
+@contextmanager
+def fork_python_random() -> Iterator[None]:
+    """A context after which Python's and numpy's generators are as before."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _leading(values: object, dim: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.func import functional_call
 
 from mooring.core.task import Task
 from mooring.tasks.network import NetworkTask
@@ -11,6 +10,7 @@ from mooring.tasks.network import NetworkTask
 
 def has_representation(task: Task) -> bool:
     """Whether the task is a network with more than one layer."""
+    task.check_head()
     return hasattr(task, "module") and len({block.layer for block in task.layout}) > 1
 
 
@@ -25,7 +25,7 @@ def represent(task: NetworkTask | Task, w: Tensor, x: Tensor) -> Tensor:
     seen: list[Tensor] = []
     hook = network.module.get_submodule(last).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:
-        network.call_module(lambda *args, **named: functional_call(network.module, layers, args, named), device.load(x))
+        network.call_module(lambda *args, **named: network.call_with(layers, *args, **named), device.load(x))
     finally:
         hook.remove()
     return device.unload(seen[-1].flatten(1))

@@ -87,6 +87,7 @@ def add_personal_head(task: Task, rows: Rows) -> TwoHeadedTask | None:
         return None
     seen: list[Tensor] = []
     try:
+        task.training_steps(rows)  # sees how the network with one head is trained
         output = task.try_forward(rows, lambda module, given, scores: seen.append(scores), head)
     except (*FORWARD_ERRORS, RequestError):
         return None  # explained where training fails

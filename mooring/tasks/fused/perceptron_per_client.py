@@ -195,9 +195,9 @@ class StepBuffers:
 
 def through(free: list[nn.Module], x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What layers without parameters make of x, and of the slope behind them the one before."""
-    leaf = x.detach().clone().requires_grad_()
+    leaf = x.detach().requires_grad_()
     with torch.enable_grad():
-        z = leaf
+        z = leaf.clone()  # layers may change it in place
         for layer in free:
             z = layer(z)
     return z.detach(), lambda slope: torch.autograd.grad(z, leaf, slope)[0]

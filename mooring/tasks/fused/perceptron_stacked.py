@@ -127,7 +127,7 @@ def _free(layer: nn.Module, x: Tensor, lead: torch.Size) -> tuple[Tensor, Callab
         return y, lambda slope: torch.ops.aten.threshold_backward(slope, y, 0)
     leaf = x.flatten(0, 1).detach().requires_grad_()
     with torch.enable_grad():
-        z = layer(leaf)
+        z = layer(leaf.clone() if getattr(layer, "inplace", False) else leaf)
 
     def behind(slope: Tensor) -> Tensor:
         return torch.autograd.grad(z, leaf, slope.flatten(0, 1))[0].unflatten(0, lead)

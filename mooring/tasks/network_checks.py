@@ -1,0 +1,159 @@
+"""What is checked of a network before it is trained: whether it can be copied and called with other parameters, which
+buffers a forward pass changes, and whether faster forms of its gradient equal torch's own."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from mooring.core.cohort import Batch
+from mooring.core.errors import RequestError
+from mooring.core.task import trained_blocks
+from mooring.tasks.network_inputs import main_output
+
+if TYPE_CHECKING:
+    from mooring.tasks.network import NetworkTask
+
+GRADIENT_TOLERANCE = 1e-3  # of two forms of a gradient, as a share of its largest entry
+SHIFT = 0.01  # how far the models of a check are from the start, as a share of its size
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PARAMETRIZED = ".parametrizations."  # in names of parameters that torch.nn.utils.parametrize computes others from
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse modules whose parameters cannot be replaced, or that lose something in a copy."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise RequestError("the model is a torch.jit module; give the Python module that it was made from.")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise RequestError(f"the model is wrapped in {type(module).__name__}; give the wrapped module, model.module.")
+    for path, layer in module.named_modules():
+        computed = [name for name, value in vars(layer).items() if isinstance(value, Tensor) and not value.is_leaf]
+        computed += ["weight" for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        if computed:
+            raise RequestError(
+                f"layer '{path}' keeps the computed tensor '{computed[0]}', as torch.nn.utils.weight_norm, "
+                "spectral_norm and pruning do; use torch.nn.utils.parametrizations, or prune.remove."
+            )
+    for name, part in module.named_parameters():
+        if part.dtype.is_complex:
+            raise RequestError(f"parameter '{name}' is complex; give its real and imaginary parts as two parameters.")
+        if part.is_meta:
+            raise RequestError(f"parameter '{name}' is on the device 'meta', without values; make the model elsewhere.")
+        if part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None):
+            raise RequestError(f"parameter '{name}' has a gradient hook, which copies of the model would not have.")
+    types = {part.dtype for part in module.parameters() if part.requires_grad}
+    if len(types) > 1:
+        raise RequestError(f"the parameters are of several types, {', '.join(sorted(map(str, types)))}; use one.")
+
+
+def check_loss(loss: object) -> None:
+    """Refuse losses that cannot be used as given."""
+    if isinstance(loss, type):
+        raise RequestError(f"the loss is a class; give an object of it, {loss.__name__}().")
+    if isinstance(loss, nn.Module) and any(part.requires_grad for part in loss.parameters()):
+        raise RequestError("the loss has parameters to train; make them parameters of the model.")
+
+
+def layer_name(parameter: str) -> str:
+    """The name of the layer that a parameter belongs to, also one that another parameter is computed from."""
+    layer, marker, _ = parameter.partition(PARAMETRIZED)
+    return layer if marker else parameter.rpartition(".")[0]
+
+
+def check_head(task: NetworkTask, rows: Tensor) -> None:
+    """Refuse a layer that is declared last and plays no part in the output; warn where another one runs last."""
+    last, calls = trained_blocks(task)[-1].layer, []
+    layers = {name: part[0].detach() for name, part in task.layers(task.device.load(task.start()[None])).items()}
+    leaves = {name: layers[name].requires_grad_() for name in task.shapes}  # in place
+    head = [part for name, part in leaves.items() if layer_name(name) == last]
+    owners = {layer_name(name) for name in task.shapes} - {""}
+    handles = [
+        task.module.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))
+        for name in owners
+    ]
+    try:
+        with torch.enable_grad():
+            output = task.call_module(lambda *a, **k: task.call_with(layers, *a, **k), task.device.load(rows))
+            slopes = torch.autograd.grad(main_output(output).sum(), head, allow_unused=True)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+        return  # explained where the network is used; or the output has no gradient of its own
+    finally:
+        for handle in handles:
+            handle.remove()
+    if all(slope is None for slope in slopes):
+        raise RequestError(
+            f"the layer that is declared last, '{last}', plays no part in the model's output; declare the output layer "
+            "last, or name the personal part, as in personal = 'fc'."
+        )
+    if last in calls and calls[-1] != last:
+        warnings.warn(
+            f"the head is the layer that is declared last, '{last}', but '{calls[-1]}' is the last that runs; name the "
+            "personal part if another is meant."
+        )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a layer has hooks, which forms of a network that are written out do not call."""
+    return any(getattr(layer, name) for layer in module.modules() for name in HOOKS)
+
+
+def parameter_aliases(module: nn.Module) -> dict[str, str]:
+    """The other names of parameters and buffers that several layers share, with the name that w has them under.
+
+    One layer in two places has one name: torch's own form of this leaves such a layer with replaced parameters.
+    """
+    aliases: dict[str, str] = {}
+    for kind in ("_parameters", "_buffers"):
+        first: dict[int, str] = {}
+        for path, layer in module.named_modules():  # each layer once
+            for name, part in getattr(layer, kind).items():
+                full = f"{path}.{name}".lstrip(".")
+                if part is not None and first.setdefault(id(part), full) != full:
+                    aliases[full] = first[id(part)]
+    return aliases
+
+
+def find_changing_buffers(module: nn.Module, call: Callable[[nn.Module], object]) -> tuple[str, ...]:
+    """The buffers of other layers than normalization that a forward pass in training mode, `call`, changes."""
+    norms = {id(b) for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase) for b in m.buffers()}
+    before = {name: part.clone() for name, part in module.named_buffers() if id(part) not in norms}
+    if not before:
+        return ()
+    tried = copy.deepcopy(module).train()
+    try:
+        call(tried)
+    except Exception:  # what is wrong shows, and is explained, when the network is used
+        return ()
+    after = dict(tried.named_buffers())
+    return tuple(name for name, part in before.items() if not torch.equal(part, after[name]))
+
+
+def is_faithful(task: NetworkTask, x: Tensor, y: Tensor) -> bool:
+    """Whether the task's fast gradients equal those of the network itself in training mode, on rows x, y [B, ...].
+
+    Two clients have different models, and the second lacks the last row. What differs: recomputed layers
+    (torch.utils.checkpoint), answers that depend on the other rows of a minibatch or on the mode, changes in place.
+    """
+    start = task.start()
+    noise = torch.randn(2, task.dim, generator=torch.Generator().manual_seed(0), dtype=start.dtype)
+    w = start + SHIFT * start.norm() / len(start) ** 0.5 * noise
+    w[:, task.parameter_dim :] = start[task.parameter_dim :]
+    weight = torch.full((2, len(y)), 1 / len(y), dtype=start.dtype)
+    if len(y) > 1:
+        weight[1], weight[1, -1] = 1 / (len(y) - 1), 0
+    batch = Batch(torch.stack([x, x]), torch.stack([y, y]), weight)
+    expected = task.trainer_gradients(w, batch._replace(x=batch.x.clone()))
+    if task.trainer is not None and task.trainer.unused:
+        return False  # optimizers leave parameters without a gradient as they are
+    try:
+        fast = task.grad(w, batch)
+    except (RuntimeError, NotImplementedError):
+        return False
+    unequal = (fast - expected).abs().max() > GRADIENT_TOLERANCE * expected.abs().max()
+    return not bool(unequal)
