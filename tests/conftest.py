@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mooring.core.logs import LOGGER
+
 torch.set_num_threads(1)
 
 # A shell's background job ignores interrupts, and so would all processes that tests start and interrupt.
@@ -58,6 +60,15 @@ def nothing_is_unpickled(request):
     unpickled = UNPICKLED.copy()
     UNPICKLED.clear()
     assert not unpickled or "unpickled" in request.fixturenames
+
+
+@pytest.fixture(autouse=True)
+def same_process_for_every_test():
+    """Restores what a command sets for its whole process: the number of threads, and how much is printed."""
+    threads, level = torch.get_num_threads(), LOGGER.level
+    yield
+    torch.set_num_threads(threads)
+    LOGGER.setLevel(level)
 
 
 @pytest.fixture

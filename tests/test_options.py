@@ -4,6 +4,7 @@ The table below has a row for every field of the sections [data], [task], [train
 fails.
 """
 
+import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_type_hints
 
@@ -194,9 +195,10 @@ class Spied:
     chunks: list[int] = []
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder with tables and a network; the number of threads is put back afterwards."""
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """A folder with tables and a network."""
+    folder = tmp_path_factory.mktemp("tables")
     rng = np.random.default_rng(0)
     n, k = 192, np.arange(192)
     frame = pd.DataFrame(rng.normal(size=(n, 2)), columns=["size", "age"])
@@ -208,32 +210,37 @@ def here(tmp_path, monkeypatch):
     frame["price"] = frame["target"] + rng.normal(size=n)
     frame["visits"] = rng.poisson(np.exp(0.3 * frame["size"]))
     frame["sold"] = np.where(frame["price"] > 0, "yes", "no")
-    frame.to_csv(tmp_path / "homes.csv", index=False)
-    frame[(k % 4 < 3) | (k < 16)].to_csv(tmp_path / "small.csv", index=False)
-    frame[(k % 4 < 3) | (k < 64)].to_csv(tmp_path / "uneven.csv", index=False)
-    frame.assign(target=frame["target"].where(k > 0)).to_csv(tmp_path / "gaps.csv", index=False)
+    frame.to_csv(folder / "homes.csv", index=False)
+    frame[(k % 4 < 3) | (k < 16)].to_csv(folder / "small.csv", index=False)
+    frame[(k % 4 < 3) | (k < 64)].to_csv(folder / "uneven.csv", index=False)
+    frame.assign(target=frame["target"].where(k > 0)).to_csv(folder / "gaps.csv", index=False)
     marks = frame[["client", "size", "target"]].assign(
         target=(100 * frame["target"]).round().astype(int),  # without a decimal mark
         mark=[f"{i % 30 + 1},{i % 7:03d}" for i in k],
         day=[f"{i % 12 + 1:02d}/{i % 11 + 1:02d}/2024" for i in k],
         gap=np.where(k % 9 > 0, (k * 7 % 31).astype(str), "k.A."),
     )
-    marks.to_csv(tmp_path / "marks.csv", index=False)
+    marks.to_csv(folder / "marks.csv", index=False)
     places = frame.assign(place=np.where(k % 3 > 0, "Málaga", "Gdańsk"))  # no language has the letters of both
-    places.to_csv(tmp_path / "places.csv", index=False, encoding="cp1250")
-    with pd.ExcelWriter(tmp_path / "book.xlsx") as book:
+    places.to_csv(folder / "places.csv", index=False, encoding="cp1250")
+    with pd.ExcelWriter(folder / "book.xlsx") as book:
         frame.to_excel(book, sheet_name="one", index=False)
         frame.iloc[:96].to_excel(book, sheet_name="two", index=False)
-    (tmp_path / "titled.csv").write_text("client,title\n" + (tmp_path / "homes.csv").read_text())
-    frame.assign(copy=2 * frame["target"] + 1).to_csv(tmp_path / "leak.csv", index=False)
-    pd.concat([frame, frame.head(8)]).to_csv(tmp_path / "twice.csv", index=False)
+    (folder / "titled.csv").write_text("client,title\n" + (folder / "homes.csv").read_text())
+    frame.assign(copy=2 * frame["target"] + 1).to_csv(folder / "leak.csv", index=False)
+    pd.concat([frame, frame.head(8)]).to_csv(folder / "twice.csv", index=False)
     net = "from torch import nn\n\ndef make(features, classes):\n    return nn.Linear(features, max(classes, 1))\n"
-    (tmp_path / "net.py").write_text(net + "\n\nother = make\n")
+    (folder / "net.py").write_text(net + "\n\nother = make\n")
+    return folder
+
+
+@pytest.fixture
+def here(tables, tmp_path, monkeypatch):
+    """A copy of the tables in the current folder."""
+    shutil.copytree(tables, tmp_path, dirs_exist_ok=True)
     trust_code(tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 def context_of(row: Row) -> tuple[str, dict[str, Any]]:

@@ -137,7 +137,7 @@ def test_one_client_may_leave_in_the_middle(stage, first, table, tmp_path, clock
             return "lost"
         return "fine"
 
-    run = make_run(table, "fedavg", rounds=ROUNDS, checkpoint="last", federation=SECURE | {"deadline": 5.0})
+    run = make_run(table, "fedavg", rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
     grid = WatchedGrid(make_secure_clients(run, table, tmp_path / "state"))
     grid.fate = fate
     if stage == messages.SECURE_UPDATE:
@@ -147,7 +147,7 @@ def test_one_client_may_leave_in_the_middle(stage, first, table, tmp_path, clock
             else "fine"
         )
     result = run_federation(run, grid, tmp_path / "run")
-    assert result.rounds["accepted"].tolist() == [first, 4, 4, 4]
+    assert result.rounds["accepted"].tolist() == [first, 4]
 
 
 def test_too_few_survivors_give_nothing(table, tmp_path, clock):
