@@ -114,7 +114,7 @@ def client_function(function: Callable[..., StateTree]) -> ClientFunction:
             is_complete = len(block) == len(rows) and is_ordered(block)
             arguments = per_client if is_complete else [part[block] for part in per_client]
             parts.append(function(task, batch, *arguments, **shared))
-        return stack_states(parts, torch.argsort(torch.cat(blocks)))
+        return stack_states(parts, None if is_complete else torch.argsort(torch.cat(blocks)))
 
     return _register(function, on_rows)
 

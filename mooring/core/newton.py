@@ -29,8 +29,9 @@ def damped_newton(
     """
     w = w.clone()
     f, g = value(w), grad(w)
-    goal = tol * (1 + g.norm(dim=1))
-    live = g.norm(dim=1) > goal
+    length = g.norm(dim=1)
+    goal = tol * (1 + length)
+    live = length > goal
     for _ in range(most):
         if not bool(live.any()):
             break
@@ -57,18 +58,20 @@ def damped_newton(
             rate = torch.where(searching, rate * STEP_SHRINK_FACTOR, rate)
         moved = live & ~searching
         new_g = grad(trial_w)
+        new_length = new_g.norm(dim=1)
         # Within rounding of the minimum: the value no longer falls, and the gradient is down to its own rounding.
-        rounded = (f - trial_f <= rounding) & (new_g.norm(dim=1) > 0.5 * g.norm(dim=1))
-        keep = moved & ~((trial_f >= f) & (new_g.norm(dim=1) >= g.norm(dim=1)))
+        rounded = (f - trial_f <= rounding) & (new_length > 0.5 * length)
+        keep = moved & ~((trial_f >= f) & (new_length >= length))
         if bool((keep | ~live).all()):  # a client that rests was not moved
-            w, f, g = trial_w, trial_f, new_g
+            w, f, g, length = trial_w, trial_f, new_g, new_length
         else:
             w = torch.where(keep[:, None], trial_w, w)
             f = torch.where(keep, trial_f, f)
             g = torch.where(keep[:, None], new_g, g)
-        live = live & keep & ~rounded & (g.norm(dim=1) > goal)
+            length = torch.where(keep, new_length, length)
+        live = live & keep & ~rounded & (length > goal)
     last = w - direction(w, g)
-    closer = grad(last).norm(dim=1) <= g.norm(dim=1)  # false at nan
+    closer = grad(last).norm(dim=1) <= length  # false at nan
     return torch.where(closer[:, None], last, w)
 
 

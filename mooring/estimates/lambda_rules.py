@@ -23,10 +23,9 @@ would not move.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, isfinite, nan, sqrt
+from math import exp, inf, isfinite, nan, sqrt
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +48,8 @@ from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
 from mooring.theory.weights import s1
 
+LOG_LAM_TOLERANCE = 1e-9  # of the lam of least expected risk,
+MAX_LOG_LAM = 200.0  # whose logarithm is at most this
 LAM_DIGITS = 8  # significant digits of a lam that clients resolve
 MAX_LAM_PER_SMOOTHNESS = (
     1e4  # lam of `effect` is cut at so many times the smoothness: there models are one global model to four digits
@@ -128,7 +129,8 @@ def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p:
     """The lam that minimises sum_i p_i E[L_i(v_i) - L_i(w*_i)], to second order and with w known.
 
     Along an eigenvector of H_i with curvature h and spread tau^2 the expected risk is
-    h (lam^2 tau^2 + h sigma^2/n_i) / (2 (h + lam)^2), least at sigma^2/(n_i tau^2): lam lies between the clients' own.
+    h (lam^2 tau^2 + h sigma^2/n_i) / (2 (h + lam)^2), least at sigma^2/(n_i tau^2): lam lies between the clients' own,
+    where the derivative, h^2 (lam tau^2 - sigma^2/n_i) / (h + lam)^3, changes its sign on average.
     """
     if not bool((spread.variance > 0).any()):
         return inf
@@ -136,19 +138,19 @@ def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p:
     h = h.clamp(min=0)
     along = torch.einsum("mjk,j->mk", vectors**2, spread.variance)
     sampling_variance = (spread.noise / n)[:, None]
-    log_lams = (sampling_variance / along).log()
+    log_lams = (sampling_variance / along).log().clamp(max=MAX_LOG_LAM)
 
-    def risk(log_lam: float) -> float:
-        lam = np.exp(log_lam)
-        part = h * (lam**2 * along + h * sampling_variance) / (h + lam) ** 2
+    def slope(log_lam: float) -> float:
+        """The derivative with respect to log lam."""
+        lam = exp(log_lam)
+        part = (h / (h + lam)) ** 2 * (lam * along - sampling_variance) * (lam / (h + lam))
         return float((p[:, None] * part).sum())
 
     low, high = float(log_lams.min()), float(log_lams.max())
-    if high - low < 1e-9:
-        return float(np.exp(low))
-    from scipy.optimize import minimize_scalar  # slow to import
-
-    return float(np.exp(minimize_scalar(risk, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x))
+    while high - low > LOG_LAM_TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (low, middle) if slope(middle) > 0 else (middle, high)
+    return exp((low + high) / 2)
 
 
 def lam_factors(among: SampledRandomEffects, n: Tensor) -> tuple[Tensor, Tensor]:

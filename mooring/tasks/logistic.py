@@ -157,7 +157,8 @@ class Logistic(Task):
             h = -(batch.weight[..., None] * mixed).mT @ mixed
             own = (x[..., None] * share[..., None, :]).flatten(2).mT @ x  # [C, features and scores, features]
             h.view(shape).diagonal(dim1=2, dim2=4).add_(own.view(shape[:4]).permute(0, 1, 3, 2))
-        return h + self.ridge * torch.eye(self.dim, dtype=x.dtype)
+        h.diagonal(dim1=1, dim2=2).add_(self.ridge)
+        return h
 
     def solve(self, batch: Batch) -> Tensor:
         """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
