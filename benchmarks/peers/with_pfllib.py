@@ -7,8 +7,9 @@ FOLDER is a copy of PFLlib (it contains system/main.py); it is copied to a tempo
 has x_train and y_train. Rows are assigned to clients by Dirichlet draws of the classes; --train-share of each client's
 rows is for training. Printed per method: test accuracy after the last round, over all rows and as the mean over
 clients, and CPU seconds of the whole program (PFLlib trains one round more than it evaluates, and leaves out a
-client's last incomplete minibatch). fedbn has a network with batch normalization; fedavgm, FedAvg with server momentum,
-is not in PFLlib. Modules that PFLlib imports and that are not installed are replaced by empty ones.
+client's last incomplete minibatch). fedbn has a network with batch normalization; server optimizers (fedavgm, fedadam,
+...) are not in PFLlib. --seeds repeats all with the seeds 0, 1, .... Modules that PFLlib imports and that are not
+installed are replaced by empty ones.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +33,18 @@ from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.tasks.network import NetworkTask
 
-CLASSES, BATCH, ETA, SEED = 10, 10, 0.05, 0
+CLASSES, BATCH, ETA = 10, 10, 0.05
 WORK = {"eta": ETA, "batch": BATCH, "epochs": 1}
+SERVER_MOMENTUM = {"algorithm": "fedavg", "server_optimizer": "momentum"}
 METHODS: dict[str, tuple[str | None, list[str], dict]] = {  # PFLlib's name and arguments, Mooring's hyperparameters
     "fedavg": ("FedAvg", [], {}),
-    "fedavgm": (None, [], {"algorithm": "fedavg", "server_optimizer": "momentum"}),
+    "fedavgm": (None, [], SERVER_MOMENTUM),
+    "fedavgm_slow": (None, [], SERVER_MOMENTUM | {"eta": 0.4 * ETA}),
+    "fedavgm_slowest": (None, [], SERVER_MOMENTUM | {"eta": 0.1 * ETA}),  # as far as FedAvg in the long run
+    "fedavgm_damped": (None, [], SERVER_MOMENTUM | {"server_step": 0.1}),  # the same
+    "fedadam": (None, [], {"algorithm": "fedavg", "server_optimizer": "adam"}),
+    "fedyogi": (None, [], {"algorithm": "fedavg", "server_optimizer": "yogi"}),
+    "fedadagrad": (None, [], {"algorithm": "fedavg", "server_optimizer": "adagrad"}),
     "ditto": ("Ditto", ["-mu", "0.1", "-pls", "1"], {"lam": 0.1, "personal_eta": ETA}),
     "apfl": ("APFL", ["-al", "0.5"], {"alpha": 0.5, "decay": 0.0}),
     "fedbn": ("FedBN", [], {}),
@@ -118,10 +127,10 @@ def network(normalized: bool = False) -> nn.Module:
     )  # fmt: skip
 
 
-def assign_rows(labels: np.ndarray, clients: int, concentration: float, least: int = 2 * BATCH) -> list[np.ndarray]:
+def assign_rows(labels: np.ndarray, clients: int, concentration: float, least: int, seed: int) -> list[np.ndarray]:
     """Return the rows of each client: every class is split by Dirichlet shares; each client has at least `least`
     rows."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     while True:
         owner = np.empty(len(labels), dtype=int)
         for c in range(CLASSES):
@@ -161,7 +170,7 @@ def run_pfllib(
         return *json.loads((top / "accuracy.json").read_text()), cpu_seconds(resource.RUSAGE_CHILDREN) - before
 
 
-def run_mooring(xs: list, ys: list, cuts: list, start: list, name: str, fields: dict, rounds: int) -> tuple:
+def run_mooring(xs: list, ys: list, cuts: list, start: list, name: str, fields: dict, rounds: int, seed: int) -> tuple:
     """Return the same quantities for Mooring."""
     parts = [np.where(np.arange(len(y)) < cut, "train", "test") for y, cut in zip(ys, cuts)]
     clients = from_arrays(xs, ys, parts=parts, kind="classes", dtype=torch.float32)
@@ -170,7 +179,7 @@ def run_mooring(xs: list, ys: list, cuts: list, start: list, name: str, fields: 
     w0 = torch.cat([w0, task.start()[len(w0) :]])  # behind the parameters: running statistics
     fields = WORK | fields
     before = cpu_seconds(resource.RUSAGE_SELF)
-    plan = TrainingPlan(rounds=rounds, evaluate_every=rounds, checkpoint="last")
+    plan = TrainingPlan(rounds=rounds, evaluate_every=rounds, checkpoint="last", seed=seed)
     result = simulate(build(fields.pop("algorithm", name), fields), task, clients, plan, w0=w0)
     models = result.models()
     right, rows = [], []
@@ -193,24 +202,40 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--train-share", type=float, default=0.75)
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ...: rows, partition, start, minibatches")
+    parser.add_argument("--only", choices=("pfllib", "mooring"))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    accuracies: dict[tuple[str, str], list[float]] = {}
+    for seed in range(options.seeds):
+        for method, library, accuracy in run_methods(options, seed):
+            accuracies.setdefault((method, library), []).append(accuracy)
+    for (method, library), values in accuracies.items():
+        if options.seeds > 1:
+            spread = np.std(values, ddof=1)
+            print(f"{method:16} {library:9} {np.mean(values):8.1%}  standard deviation over seeds {spread:.1%}")
+
+
+def run_methods(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, str, float]]:
+    """Run every method on the rows of one seed; yield it, the library and the accuracy over all rows."""
     with np.load(options.data) as stored:
-        chosen = np.random.default_rng(SEED).permutation(len(stored["y_train"]))[: options.rows]
+        chosen = np.random.default_rng(seed).permutation(len(stored["y_train"]))[: options.rows]
         x = (stored["x_train"][chosen][:, None] / 255 - 0.5).astype(np.float32) / 0.5
         y = stored["y_train"][chosen].astype(np.int64)
     least = round(BATCH / options.train_share) + 1
-    places = assign_rows(y, options.clients, options.concentration, max(least, 2 * BATCH))
+    places = assign_rows(y, options.clients, options.concentration, max(least, 2 * BATCH), seed)
     xs, ys = [x[rows] for rows in places], [y[rows] for rows in places]
     cuts = [round(options.train_share * len(rows)) for rows in ys]
     counts = f"{sum(cuts)} training rows of {options.rows}, {options.clients} clients, {options.rounds} rounds"
-    print(f"{counts}, batch {BATCH}, eta {ETA}, one epoch per round")
-    print("method     library   accuracy  mean over clients  CPU seconds  wall seconds")
+    print(f"seed {seed}: {counts}, batch {BATCH}, eta {ETA}, one epoch per round")
+    print("method           library   accuracy  mean over clients  CPU seconds  wall seconds")
     for method in options.methods.split(","):
         pfllib_name, arguments, fields = METHODS[method]
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         start = [part.detach() for part in network(method == "fedbn").parameters()]
-        for library in ("PFLlib", "Mooring") if pfllib_name else ("Mooring",):
+        for library in ("PFLlib", "Mooring"):
+            if (library == "PFLlib" and not pfllib_name) or options.only not in (None, library.lower()):
+                continue
             begin = time.perf_counter()
             if library == "PFLlib":
                 arrays = [part.numpy() for part in start]
@@ -218,9 +243,10 @@ def main() -> None:
                     options.folder, xs, ys, cuts, arrays, pfllib_name, arguments, options.rounds
                 )
             else:
-                overall, mean, cpu = run_mooring(xs, ys, cuts, start, method, fields, options.rounds)
+                overall, mean, cpu = run_mooring(xs, ys, cuts, start, method, fields, options.rounds, seed)
             wall = time.perf_counter() - begin
-            print(f"{method:10} {library:9} {overall:8.1%}  {mean:17.1%}  {cpu:11.1f}  {wall:12.1f}", flush=True)
+            print(f"{method:16} {library:9} {overall:8.1%}  {mean:17.1%}  {cpu:11.1f}  {wall:12.1f}", flush=True)
+            yield method, library, overall
 
 
 if __name__ == "__main__":
