@@ -55,25 +55,25 @@ class NetworkTrainer:
         names = {id(buffer) for name, buffer in self.module.named_buffers() if name in self.task.buffer_shapes}
         return any(id(buffer) in names for buffer in layer.buffers(recurse=False))
 
-    def _owner(self, name: str) -> tuple[dict[str, Any], str]:
-        """The buffers of a layer, and the name of one of them there: a forward pass may put another tensor there."""
+    def _owner(self, name: str) -> tuple[dict[str, Any], str, Tensor]:
+        """The buffers of a layer, the name of one of them, and its tensor: a forward pass may put another there."""
         path, _, last = name.rpartition(".")
-        return self.module.get_submodule(path)._buffers, last
+        buffers: dict[str, Any] = self.module.get_submodule(path)._buffers
+        return buffers, last, buffers[last]
 
     def load(self, row: Tensor) -> None:
         """Make the parameters views of a row [d], and copy its buffers."""
         with torch.no_grad():
             for part, place in self.parts:
                 part.data = row[place].view(part.shape)
-            for owner, name, place in self.buffers:
-                buffer = owner[name] = owner[name].detach().clone()
+            for owner, name, buffer, place in self.buffers:
                 value = row[place].view(buffer.shape)
-                buffer.copy_(value if buffer.dtype.is_floating_point else value.round())
-            for owner, name, value in self.fixed_buffers:
-                owner[name] = value.clone()
+                owner[name] = buffer.copy_(value if buffer.dtype.is_floating_point else value.round())
+            for owner, name, buffer, value in self.fixed_buffers:
+                owner[name] = buffer.copy_(value)
 
     def store_buffers(self, row: Tensor) -> None:
-        for owner, name, place in self.buffers:
+        for owner, name, _, place in self.buffers:
             row[place] = owner[name].detach().flatten().to(row.dtype)
 
     def release(self) -> None:
