@@ -230,7 +230,11 @@ def fedbn(f: Federation) -> tuple[Tensor, Tensor]:
 
 
 def fedrep(f: Federation) -> tuple[Tensor, Tensor]:
-    return _personal_part(f, HEAD_MASK, f.fields["head_steps"])
+    steps = f.fields["head_steps"]
+    w, models = _personal_part(f, HEAD_MASK, steps)
+    rate = f.rate(f.rounds + 1)
+    refitted = [f.model(i, "head").train(models[i], loss, rate, steps, ~HEAD_MASK) for i, loss in f.clients]
+    return w, torch.stack(refitted)
 
 
 def fedbabu(f: Federation) -> tuple[Tensor, Tensor]:

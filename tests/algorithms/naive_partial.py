@@ -39,7 +39,7 @@ def naive_lg(story):
     return naive_shared(story, BODY)
 
 
-def naive_fedrep(story, head_steps=3):
+def naive_fedrep(story, head_steps=3, refit=True):
     w, h = np.zeros(D), [np.zeros(D) for _ in story.clients]
     for t in range(ROUNDS):
         mean = np.zeros(D)
@@ -48,7 +48,10 @@ def naive_fedrep(story, head_steps=3):
             v = steps(story.rows(i, t), v, BODY)
             h[i], mean = v, mean + q * v
         w = np.where(HEAD, w, mean)
-    return w, [np.where(HEAD, one, w) for one in h]
+    models = [np.where(HEAD, one, w) for one in h]
+    if refit:  # to the body that is deployed, on the rows of the round that would come next
+        models = [steps(story.rows(i, ROUNDS, head_steps, slot=1), v, HEAD) for i, v in enumerate(models)]
+    return w, models
 
 
 def naive_fedbabu(story, tune=None):

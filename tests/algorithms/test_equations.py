@@ -89,6 +89,7 @@ SAMPLED_TOO = [
     ("lg_fedavg", SGD, partly.naive_lg),
     ("fedbn", {**SGD, "personal": "intercept"}, partly.naive_fedper),
     ("fedrep", {**SGD, "head_steps": 3}, partly.naive_fedrep),
+    ("fedrep", {**SGD, "head_steps": 3, "refit": False}, partial(partly.naive_fedrep, refit=False)),
     ("fedbabu", {**SGD, "tune_steps": 2}, partly.naive_fedbabu),
     ("fedbabu", {**SGD, "tune_steps": 2, "tune": "head"}, partly.naive_fedbabu_head),
     ("fedala", {**SGD, "sample": 1.0, "weight_eta": 0.7, "first_passes": 2}, partly.naive_fedala),

@@ -181,7 +181,7 @@ def test_a_last_stage_is_for_everyone_with_rows(name):
     assert clients.train.size[4] == 0 and bool(same[4]) and int(never.sum()) >= 2
     if name != "ifca":  # its server's model is that of a cluster, which a client may choose
         assert same[never].tolist() == [not find(name).finetunes] * int(never.sum())
-    tuned = ("fedavg_finetune", "scaffold_finetune", "per_fedavg", "fedprox_two_stage", "fedbabu", "ifca")
+    tuned = ("fedavg_finetune", "scaffold_finetune", "per_fedavg", "fedprox_two_stage", "fedbabu", "fedrep", "ifca")
     assert find(name).finetunes == (name in tuned)
 
 
