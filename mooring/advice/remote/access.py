@@ -18,9 +18,9 @@ from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult
 from mooring.advice.evaluation.held_out_losses import LossesByModel
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.folds import FoldSplit
+from mooring.advice.remote.column_effects import average_remote_predictions
 from mooring.advice.remote.columns import (
     RemoteShaper,
-    average_remote_predictions,
     count_rows,
     make_boosted_shaper,
     make_remote_shaper,
@@ -41,9 +41,7 @@ class RemoteAccess(RowAccess):
     reads_rows = False
     average_predictions = staticmethod(average_remote_predictions)
 
-    def __init__(
-        self, usable: object, writes_models: bool, in_time_order: bool, report: Callable[[str], None] = print
-    ):
+    def __init__(self, usable: object, writes_models: bool, in_time_order: bool, report: Callable[[str], None] = print):
         self.rows, self.writes_models, self.in_time_order, self.report = usable, writes_models, in_time_order, report
 
     def usable(self, clients: Clients) -> UsableRows:

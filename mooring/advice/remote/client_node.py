@@ -29,7 +29,8 @@ from mooring.advice.folds import (
     usable_rows,
 )
 from mooring.advice.remote.access import HELD, TRAIN
-from mooring.advice.remote.columns import HELD_INSIDE, INNER_PARTS, REPLACED, STACKING_SALT
+from mooring.advice.remote.column_effects import REPLACED
+from mooring.advice.remote.columns import HELD_INSIDE, INNER_PARTS, STACKING_SALT
 from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASES
 from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows

@@ -8,8 +8,6 @@ The same columns as in one process (`shapes/fitting.py`), because everything the
     sum_columns              sums of columns and of their squares: centers and scales, without each fold
     sum_gradients            histograms of derivatives of the loss, and held-out losses: trees that add to linear
                              models (`shapes/histogram_trees.py`)
-    sum_targets, sum_predictions   for partial dependence: the target's spread, and sums of predictions of some rows
-                             if all of them had the same value in a column
 """
 
 from __future__ import annotations
@@ -27,12 +25,11 @@ from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper, boosting_
 from mooring.advice.candidates.families import score_linear
 from mooring.advice.candidates.lambda_path import solve_path
 from mooring.advice.folds import FoldSplit
-from mooring.advice.reporting.column_effects import MeanPredictions, sampled_places, value_grid
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns
 from mooring.core.types import JsonObject
-from mooring.engines.fit_result import to_target_units
+from mooring.engines.flower.remote_rows import RemoteRows
 from mooring.shapes.boosting import OBJECTIVES, Boosting, differentiate_loss, measure_loss
 from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
 from mooring.shapes.histogram_trees import (
@@ -46,7 +43,7 @@ from mooring.shapes.histogram_trees import (
     second_derivative,
     sum_histogram,
 )
-from mooring.shapes.quantiles import BINS, bin_values, count_values
+from mooring.shapes.quantiles import BINS, count_values
 from mooring.shapes.screening import (
     CandidateSums,
     Pairs,
@@ -60,7 +57,6 @@ from mooring.shapes.trees import Trees
 from mooring.tasks.proximal import is_dense
 
 HELD_INSIDE, TRAIN_INSIDE = "held inside", "without inside"  # (name, fold, folds, salt of the seed, *part): inner folds
-REPLACED = "replaced"  # (REPLACED, column, value, *part): the rows with this value in a column
 INNER_PARTS = (TRAIN_INSIDE, HELD_INSIDE)
 OBJECTIVE_NAMES = list(OBJECTIVES)
 STACKING_SALT = 1  # of the inner folds that boosted scores are made with
@@ -100,7 +96,7 @@ class RemoteShaper(Shaper):
     ridge: float = 0.0
     thresholds: Thresholds | None = None
 
-    def fit(self, rows: Any, units: Tensor | None = None) -> tuple[ShapedColumns, Any]:
+    def fit(self, rows: RemoteRows, units: Tensor | None = None) -> tuple[ShapedColumns, RemoteRows]:  # type: ignore[override]
         """The extra columns of these rows, and the rows with them; their boosted scores are out of fold."""
         shape, without = ShapedColumns(rows.x.shape[1], self.splines, self.products), None
         if self.boosting is not None:
@@ -112,14 +108,14 @@ class RemoteShaper(Shaper):
         shape = shape.standardize(ColumnSums(int(rows.size.sum()), total, squares))
         return shape, rows.map_columns(StackedColumns(shape, without) if without else shape)
 
-    def fit_boosters(self, rows: Any) -> list[Trees]:
+    def fit_boosters(self, rows: RemoteRows) -> list[Trees]:
         """The boosters without each inner fold, and that of all rows; they add to linear scores without the fold."""
         assert self.boosting is not None and self.thresholds is not None and self.prior is not None
-        parts = split_inside(rows, STACKING_SALT)
+        parts, prior = split_inside(rows, STACKING_SALT), self.prior
         thresholds = {name: torch.from_numpy(part) for name, part in self.thresholds._asdict().items()}
         fits = rows.map_independent(
-            lambda k: [fit_offset(self.task, parts[2 * k], self.prior, self.ridge)], range(INNER_FOLDS)
-        )  # type: ignore[arg-type]
+            lambda k: [fit_offset(self.task, parts[2 * k], prior, self.ridge)], range(INNER_FOLDS)
+        )
         models, total = [v for (v,) in fits], int(rows.size.sum())
         settings = torch.tensor([OBJECTIVE_NAMES.index(self.boosting.loss), 2**self.boosting.depth])
 
@@ -140,8 +136,10 @@ class RemoteShaper(Shaper):
 
     def split(self, part: FoldSplit, groups: Tensor | None = None) -> FoldSplit:
         """A fold with extra columns, centered and scaled by its training rows."""
-        shape, train = self.fit(part.train)
-        return FoldSplit(train, part.held.map_columns(shape), part.place)  # type: ignore[arg-type]
+        train, held = part.train, part.held
+        assert isinstance(train, RemoteRows) and isinstance(held, RemoteRows)
+        shape, shaped = self.fit(train)
+        return FoldSplit(shaped, held.map_columns(shape), part.place)  # type: ignore[arg-type]
 
 
 class StackedColumns(NamedTuple):
@@ -163,7 +161,7 @@ class StackedColumns(NamedTuple):
 
 
 def make_boosted_shaper(
-    task: Task, rows: Any, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting
+    task: Task, rows: RemoteRows, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting
 ) -> RemoteShaper:
     """The shaper of a boosted score, with thresholds at quantiles of all clients' rows."""
     counts = count_bins(None, rows, columns=torch.arange(rows.x.shape[1])).sum(0).numpy()
@@ -171,21 +169,21 @@ def make_boosted_shaper(
     return RemoteShaper((), (), boosting, None, keys, 0, task, prior, ridge, thresholds)
 
 
-def split_inside(rows: Any, salt: int) -> list[Any]:
+def split_inside(rows: RemoteRows, salt: int) -> list[RemoteRows]:
     """Rows without each inner fold, and of it, in turn."""
     inner = [(name, k, INNER_FOLDS, salt, *rows.part) for k in range(INNER_FOLDS) for name in INNER_PARTS]
     sizes = rows.map_independent(lambda part: [count_rows(None, rows.at(part, rows.size))], inner)
     return [rows.at(part, size) for part, (size,) in zip(inner, sizes)]
 
 
-def fit_offset(task: Task, rows: Any, prior: Prior, ridge: float) -> Tensor:
+def fit_offset(task: Task, rows: RemoteRows, prior: Prior, ridge: float) -> Tensor:
     """[m, d]: personal linear models, pulled as the prior proposes with the clients' typical noise."""
     pull = prior._replace(noise=prior.noise.mean().expand(len(rows))).shape(rows.size)
     return next(solve_path(task, rows, rows.size.double(), [1.0], pull, ridge, prior.start)).v
 
 
 def make_remote_shaper(
-    task: Task, rows: Any, keys: np.ndarray, numeric: Sequence[int], prior: Prior, ridge: float
+    task: Task, rows: RemoteRows, keys: np.ndarray, numeric: Sequence[int], prior: Prior, ridge: float
 ) -> RemoteShaper | None:
     """The shaper with the splines and products that explain residuals; None where none does."""
     steps: list[Callable[[], Any]] = [
@@ -238,45 +236,6 @@ def screen_candidates(
         sums = CandidateSums(float(rows), zz[np.ix_(keep, keep)], zr[k][keep], float(rr[k]), zq[keep], qq, qr[k])
         products |= dict.fromkeys(screen_products(sums, pairs))
     return bends, tuple(products)
-
-
-def average_remote_predictions(job: Any, shape: ShapedColumns, w: Tensor, columns: Sequence[int]) -> MeanPredictions:
-    """The mean predictions of the global model over the same rows as in memory, between quantiles of counts."""
-    clients, rows = job.clients, job.clients.train.at(("train",), job.clients.train.size)
-    steps = [
-        lambda: count_bins(None, rows, columns=torch.tensor(columns, dtype=torch.int64)),
-        lambda: sum_targets(None, rows),
-    ]
-    (counts,), (sums,) = rows.map_independent(lambda step: [step()], steps)
-    grids = {column: value_grid(*quantiles(count)) for column, count in zip(columns, counts.sum(0).numpy())}
-    grids = {column: grid for column, grid in grids.items() if grid[-1] > grid[0]}
-    total, end = int(rows.size.sum()), torch.cumsum(rows.size, 0)
-    places = sampled_places(total)
-    owner = torch.bucketize(places, end, right=True)
-    taken = torch.full((len(rows), int(owner.bincount(minlength=1).max())), -1, dtype=torch.int32)
-    for i in range(len(rows)):
-        mine = places[owner == i] - (end[i] - rows.size[i])
-        taken[i, : len(mine)] = mine
-
-    def predict(at: tuple[int, float]) -> list[Tensor]:
-        replaced = rows.at((REPLACED, *at, *rows.part), rows.size).map_columns(shape)
-        return [sum_predictions(job.task, replaced, taken, w=w).sum() / len(places)]
-
-    points = [(column, float(value)) for column, grid in grids.items() for value in grid]
-    means = [float(mean) for (mean,) in rows.map_independent(predict, points)]
-    effects = to_target_units(clients, torch.tensor(means, dtype=torch.float64)).reshape(len(grids), -1)
-    mean, square = (sums.sum(0) / total).tolist()
-    deviation = (max(square - mean**2, 0.0) * total / max(total - 1, 1)) ** 0.5
-    unit = to_target_units(clients, torch.tensor([0.0, 1.0], dtype=torch.float64)).diff().abs()
-    by_column = {column: (grid, effects[j]) for j, (column, grid) in enumerate(grids.items())}
-    return MeanPredictions(deviation * float(unit), by_column)
-
-
-def quantiles(counts: np.ndarray) -> tuple[float, float]:
-    """The 5% and the 95% quantile of counts [BINS]."""
-    share = np.cumsum(counts) / counts.sum()
-    low, high = (bin_values()[int(np.searchsorted(share, level))] for level in (0.05, 0.95))
-    return float(low), float(high)
 
 
 @rows_function
@@ -339,23 +298,6 @@ def sum_gradients(
             out.append(sum_histogram(bins, place, nodes, thresholds.bins, gradient, curvature))
         histograms.append(torch.from_numpy(np.stack(out).astype(np.float32)))
     return GradientSums(torch.stack(histograms), torch.tensor(losses, dtype=torch.float64))
-
-
-@rows_function
-def sum_targets(task: Task, rows: Rows) -> Tensor:
-    """[C, 2]: sums of the target, and of its square."""
-    y = [rows.of(c)[1].double() for c in range(len(rows))]
-    return torch.stack([torch.stack([part.sum(), (part**2).sum()]) for part in y])
-
-
-@rows_function
-def sum_predictions(task: Task, rows: Rows, taken: Tensor, *, w: Tensor) -> Tensor:
-    """[C]: sums of predictions by one model [d] over rows at `taken` [C, S], of which negative places are padding."""
-    out = []
-    for c in range(len(rows)):
-        x = rows.of(c)[0][taken[c][taken[c] >= 0].long()]
-        out.append(task.predict(w[None], x[None].to(task.dtype)).double().sum())
-    return torch.stack(out)
 
 
 @rows_function
