@@ -252,6 +252,7 @@ def step_pieces(
     """Steps in pieces of at most MAX_DRAWN_ROWS places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
     who are done."""
     waiting: list[RowDraw] = []
+    dtype = torch.float32 if dtype == torch.bfloat16 else dtype  # which numpy lacks
     last = int(counts.max()) if len(counts) else 0
     for k, now in enumerate(drawn):
         waiting.append(now)

@@ -561,7 +561,11 @@ class NetworkTask(Task):
     def trainer_gradients(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [C, d] of the network itself, in training mode, client by client."""
         keys = np.zeros(len(w), dtype=np.uint64) if batch.key is None else batch.key
-        return self._add_penalty(self._trainer().gradients(w, batch._replace(key=keys))[0], w)
+        g = self._trainer().gradients(w, batch._replace(key=keys))[0]  # with the ridge's
+        places = self.layers(g)
+        for name in self.frozen:
+            places[name].zero_()
+        return g
 
     def train_grad(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
         if not self.buffer_shapes:

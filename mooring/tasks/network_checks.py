@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mooring.tasks.network import NetworkTask
 
 GRADIENT_TOLERANCE = 1e-3  # of two forms of a gradient, as a share of its largest entry
+MAX_ROUNDINGS = 16  # the same in units of the number format, for parameters of low precision
 SHIFT = 0.01  # how far the models of a check are from the start, as a share of its size
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETRIZED = ".parametrizations."  # in names of parameters that torch.nn.utils.parametrize computes others from
@@ -155,5 +156,6 @@ def is_faithful(task: NetworkTask, x: Tensor, y: Tensor) -> bool:
         fast = task.grad(w, batch)
     except (RuntimeError, NotImplementedError):
         return False
-    unequal = (fast - expected).abs().max() > GRADIENT_TOLERANCE * expected.abs().max()
+    tolerance = max(GRADIENT_TOLERANCE, MAX_ROUNDINGS * torch.finfo(expected.dtype).eps)
+    unequal = (fast - expected).abs().max() > tolerance * expected.abs().max()
     return not bool(unequal)

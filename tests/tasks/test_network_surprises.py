@@ -53,14 +53,14 @@ def federation(inputs, targets):
     return out
 
 
-def plain_loop(module, data, loss):
+def plain_loop(module, data, loss, ridge=0.0):
     """FedAvg, written out: full batches in training mode, then the mean of parameters and buffers by rows."""
     model = copy.deepcopy(module).train()
     for _ in range(ROUNDS):
         states = []
         for parts in data.values():
             net, (x, y) = copy.deepcopy(model), parts["train"]
-            optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], ETA)
+            optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], ETA, weight_decay=ridge)
             for _ in range(STEPS):
                 optimizer.zero_grad()
                 rows = {name: part.clone() for name, part in x.items()} if isinstance(x, dict) else x.clone()
@@ -217,6 +217,26 @@ def test_fedavg_is_that_of_a_plain_loop(name):
     assert any(not torch.equal(part, module.state_dict()[key]) for key, part in actual.items())
     assert np.isfinite(result.predict(data["site 0"]["test"][0], "site 0").numpy()).all()
     assert torch.equal(kept["site 0"]["train"][0], data["site 0"]["train"][0])  # rows are not changed
+
+
+@pytest.mark.filterwarnings("ignore:the clients' networks are trained one after another")
+@pytest.mark.parametrize("make", [recompute(False), lambda: nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 3))])  # fmt: skip
+def test_a_ridge_counts_once(make):
+    torch.manual_seed(0)
+    module, data = make(), federation(X5, Y3)
+    options = OPTIONS | {"task": {"ridge": 0.5}}
+    result = mooring.fit(copy.deepcopy(module), data, algorithm="fedavg", settings=SETTINGS, **options)
+    expected = plain_loop(module, data, CE, ridge=0.5).state_dict()
+    for key, part in result.module().state_dict().items():
+        torch.testing.assert_close(part, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_of_half_the_precision_are_trained():
+    def make():
+        return Net(lambda net, x: net.out(x), out=nn.Linear(5, 3)).bfloat16()
+
+    result = mooring.fit(make, federation(X5, Y3), algorithm="fedavg", settings=SETTINGS, **OPTIONS)
+    assert result.module().out.weight.dtype == torch.bfloat16 and np.isfinite(result.summary["personal"])
 
 
 def test_parameters_without_a_part_in_the_loss_do_not_decay():
