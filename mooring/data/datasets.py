@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
-from mooring.data.tables import suggest_name
+from mooring.data.tables import is_run_directory, suggest_name
 
 
 class EmbeddedTable(NamedTuple):
@@ -59,8 +59,11 @@ def describe(name: str) -> dict[str, str]:
 
 
 def is_dataset_name(source: object) -> bool:
-    """Return whether a source is the name of a data set and not a path; an existing file has priority."""
-    return isinstance(source, str) and source in known_datasets() and not Path(source).exists()
+    """Return whether a source is the name of a data set and not a path; existing data have priority, a run directory
+    has not."""
+    if not isinstance(source, str) or source not in known_datasets():
+        return False
+    return not Path(source).exists() or is_run_directory(Path(source))
 
 
 def require_known_dataset(name: str) -> None:

@@ -20,6 +20,7 @@ from mooring.data.file_readers import ENDINGS, CellReading, file_ending, file_st
 from mooring.data.typed_columns import AmbiguousDates, ReadingOptions, StrayCells, type_columns
 
 DEFAULT_READING = CellReading()
+RUN_DIRECTORY_FILES = ("run.toml", "schema.json")  # that a run directory has, and a folder of tables has not
 
 RowLocator = Callable[[int], str]  # returns the location of a row in words
 
@@ -125,9 +126,16 @@ def join_typed(tables: dict[str, Table], title: str, labels: list[str]) -> Table
     )
 
 
+def is_run_directory(folder: Path) -> bool:
+    """Return whether a folder is the result of a run, which has tables of its own."""
+    return all((folder / name).is_file() for name in RUN_DIRECTORY_FILES)
+
+
 def read_folder(folder: Path, cells: CellReading) -> Table:
     """Return the table of a folder with one file per client; the file's name without its ending is the client's
     name."""
+    if is_run_directory(folder):
+        raise RequestError(f"{folder}: is the directory of a run; give the table or the folder that it was made from.")
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     files = [entry for entry in entries if file_ending(entry) in ENDINGS]
     if not files:

@@ -427,3 +427,16 @@ def test_rows_that_seem_to_be_ordered_in_time_are_noted():
     assert not noted(ordered().drop(columns="day"))
     assert not noted(ordered().assign(day=lambda f: f["day"] // 4))  # several rows per value: a category, not a time
     assert not load(ordered(), client="site", target="y", time_column="day").notes
+
+
+def test_a_run_directory_is_not_data(tmp_path, monkeypatch):
+    """`mooring advise heart --out heart` may be repeated, and other run directories are refused in one sentence."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("heart", "mine"):
+        (tmp_path / name).mkdir()
+        for file in ("run.toml", "schema.json"):
+            (tmp_path / name / file).write_text("{}")
+        (tmp_path / name / "clients.csv").write_text("client,y\na,1\n")
+    assert len(load("heart")) == 4
+    with pytest.raises(RequestError, match="directory of a run"):
+        load("mine", target="y")
