@@ -271,7 +271,7 @@ def sampled_rows(loader: DataLoader, label: str) -> Any:
     if isinstance(sampler, list | range) and len(set(sampler)) == len(sampler):
         return Subset(rows, list(sampler))
     raise RequestError(
-        f"{label}: the loader's {type(sampler).__name__} is not used, since minibatches are drawn anew in every round; "
+        f"{label}: the loader's {type(sampler).__name__} is not used, since every round draws its own minibatches; "
         "give the data set, and weigh classes in the loss."
     )
 

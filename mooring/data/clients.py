@@ -60,7 +60,7 @@ class Clients:
 
     @property
     def max_count(self) -> float | None:
-        """The largest count of the training rows, of tables rounded upwards; None where the target is none."""
+        """The largest count of the training rows, of tables rounded upwards; None for other targets."""
         if self.kind != COUNT:
             return None
         return float(self.train.y.max()) if self.schema is None else self.schema.max_count
