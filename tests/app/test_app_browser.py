@@ -62,6 +62,7 @@ def test_from_a_dropped_file_to_the_report(address, tmp_path):
         assert len(pd.read_csv(tmp_path / "coefficients.csv")["client"].unique()) == 6
         page.get_by_role("link", name="Open the report").click()
         assert "of 6 clients" in page.locator("h1").inner_text()
+        page.locator("table.clients tbody tr").first.wait_for()  # a script writes the rows
         assert page.locator("table.clients tbody tr").count() == 6
         page.go_back()
         page.set_input_files("#rows", str(rows))
