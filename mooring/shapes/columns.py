@@ -56,6 +56,7 @@ class ShapedColumns:
     booster: Trees | None = None  # of the base columns
     centers: tuple[float, ...] = ()  # of the extra columns; empty: not standardized yet
     scales: tuple[float, ...] = ()
+    is_score_alone: bool = False  # whether the boosted score predicts by itself; else it adds to linear models
 
     def __post_init__(self) -> None:
         columns = [i for i, _ in self.splines] + [i for pair in self.products for i in pair]
@@ -151,6 +152,7 @@ class ShapedColumns:
             "booster": None if self.booster is None else self.booster.as_json(),
             "centers": list(self.centers),
             "scales": list(self.scales),
+            "is_score_alone": self.is_score_alone,
         }
 
     @staticmethod
@@ -167,6 +169,7 @@ class ShapedColumns:
                 None if booster is None else Trees.from_json(booster, title),
                 tuple(map(float, content["centers"])),
                 tuple(map(float, content["scales"])),
+                bool(content["is_score_alone"]),
             )
         except RequestError:
             raise

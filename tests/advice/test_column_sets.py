@@ -19,6 +19,7 @@ from mooring.advice.candidates.column_sets import (
     MAX_SPLINE_COLUMNS,
     MIN_ROWS_FOR_AUTO,
     PRODUCT,
+    SCORE,
     SPLINE,
     ColumnSets,
     Shaper,
@@ -365,6 +366,34 @@ def test_remote_trees_that_no_held_out_loss_asks_for_are_left_out(trees):
     found = split_rows(Linear(3), UsableRows(rows), keys, "size", 0, 2, Stub(), Elsewhere())
     assert (found.shape is not None) == (trees == 1) == (found.folded.sets is not None)
     assert found.rows.x.shape[1] == found.folded.parts[0].train.x.shape[1] == found.folded.task.features == 3 + trees
+
+
+def levelling_off(seed=0, clients=15, days=24):
+    """A target that rises twice in the earlier half of the days and stays at its level from then on."""
+    rng = np.random.default_rng(seed)
+    client, day = np.repeat(np.arange(clients), days), np.tile(np.arange(days), clients)
+    level, effect = rng.normal(0, 2, clients), rng.normal(size=clients * days)
+    y = level[client] + 5 * (day >= 6) + 3 * (day >= 10) + effect * (effect > 0)
+    noise = 0.3 * rng.normal(size=len(day))
+    return pd.DataFrame({"client": [f"c{k:02}" for k in client], "day": day, "effect": effect, "y": y + noise})
+
+
+def test_with_a_time_column_the_score_may_stand_without_linear_columns(tmp_path):
+    """Linear columns continue a trend that has ended; trees without an offset stay at its last level."""
+    table = levelling_off()
+    out = tmp_path / "run"
+    options = {"client": "client", "target": "y", "features": ["day", "effect"], "theory": False}
+    advice = advise(table, time_column="day", out=out, **options)
+    lowest = advice.choice.table.groupby("columns")["loss"].min()
+    assert lowest[SCORE] < 0.6 * lowest[LINEAR]
+    assert SCORE in {setting.columns for setting in advice.choice.mix} and advice.evidence.shape.is_score_alone
+    stored = mooring.predict(out, table)[0]
+    np.testing.assert_allclose(stored["y"], advice.predict(table)["y"])
+    assert ShapedColumns.from_json(open_run(out).schema["shape"]) == advice.evidence.shape
+    new = levelling_off(seed=1, clients=1)
+    assert torch.isfinite(personalize(out, new.assign(client="new")).models).all()
+    without = advise(table, **options)
+    assert SCORE not in set(without.choice.table["columns"])
 
 
 def test_few_rows_keep_linear_columns_and_wrong_requests_are_refused():

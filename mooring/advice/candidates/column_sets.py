@@ -8,11 +8,13 @@ of one set of columns has zeros elsewhere.
     product   and products of a few pairs that do
     boosted   linear columns and the boosted score
     both      linear columns, splines and the boosted score
+    score     the boosted score only, where later rows are predicted from earlier ones
 
 Which splines and products are tried is decided once, by a strict test on all rows. Trees are fitted inside every fold:
 they add to the out-of-fold scores of personal linear models (the offset), so that they learn what these miss; the rows
 of a fold get scores of trees that have not seen them, and training rows get scores of trees that have not seen their
-inner fold.
+inner fold. Later rows lie outside the range of earlier ones, where linear models continue a trend and trees stay at its
+last level: with a time column, trees have no offset, and the score may be used without linear columns.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile, SquaredHinge
 from mooring.tasks.logistic import Logistic
 
-LINEAR, SPLINE, PRODUCT, BOOSTED, BOTH = "linear", "spline", "product", "boosted", "both"
+LINEAR, SPLINE, PRODUCT, BOOSTED, BOTH, SCORE = "linear", "spline", "product", "boosted", "both", "score"
+SETS_WITH = {SPLINE: {SPLINE, PRODUCT, BOTH}, PRODUCT: {PRODUCT}, BOOSTED: {BOOSTED, BOTH, SCORE}}  # an extra column
 USED = "used"  # what is left of all columns when a run is written
 EXTRA_KINDS = (SPLINE, PRODUCT, BOOSTED)  # what `ShapedColumns.groups` calls extra columns
 Offset = Callable[[Rows, np.ndarray], np.ndarray]  # (rows, fold [N]) -> [N, K], scores of models without each fold
@@ -64,6 +67,8 @@ class ColumnSets:
             self.columns[BOOSTED] = base + scores
         if splines and scores:
             self.columns[BOTH] = base + splines + scores
+        if scores and shape.is_score_alone:
+            self.columns[SCORE] = scores
 
     def names(self) -> list[str]:
         return list(self.columns)
@@ -127,14 +132,15 @@ class Shaper:
     offset: Offset | None
     keys: np.ndarray
     seed: int
+    is_score_alone: bool = False  # trees without the offset
 
     def fit(self, rows: Rows, units: Tensor | None = None) -> tuple[ShapedColumns, Rows]:
         """The extra columns of these rows, and the rows with them; their boosted scores are out of fold."""
-        shape = ShapedColumns(rows.x.shape[1], self.splines, self.products)
+        shape = ShapedColumns(rows.x.shape[1], self.splines, self.products, is_score_alone=self.is_score_alone)
         scores = None
         if self.boosting is not None:
             fold = assign_folds(rows, self.keys, INNER_FOLDS, self.seed + 1, units).numpy()
-            offset = None if self.offset is None else self.offset(rows, fold)
+            offset = None if self.offset is None or self.is_score_alone else self.offset(rows, fold)
             out_of_fold = out_of_fold_scores(
                 rows.x.double().numpy(), rows.y.double().numpy(), fold, self.boosting, offset=offset
             )
@@ -201,6 +207,7 @@ def make_shaper(
     offset: Offset | None,
     seed: int,
     groups: Tensor | None,
+    in_time_order: bool = False,
 ) -> Shaper | None:
     """The shaper for `wanted` ("spline", "boosted" or "auto"); None where no extra column is worth trying."""
     boosting = boosting_of(task)
@@ -211,11 +218,15 @@ def make_shaper(
     fold = assign_folds(rows, keys, INNER_FOLDS, seed + 2, groups).numpy()
     scores = None if offset is None else offset(rows, fold)
     is_spline = wanted != BOOSTED
-    columns = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, is_spline, is_spline, boosted).columns
-    splines = limit_splines(columns.splines)
-    if not splines and not columns.products and columns.booster is None:
+    with_offset = boosted and not in_time_order
+    columns = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, is_spline, is_spline, with_offset).columns
+    splines, booster = limit_splines(columns.splines), columns.booster
+    if boosted and in_time_order:
+        booster = fit_columns(rows.x, rows.y, fold, boosting, splines=False, boosted=True).columns.booster
+    if not splines and not columns.products and booster is None:
         return None
-    return Shaper(splines, columns.products, boosting if columns.booster is not None else None, offset, keys, seed)
+    trees = None if booster is None else boosting
+    return Shaper(splines, columns.products, trees, offset, keys, seed, in_time_order)
 
 
 def limit_splines(splines: tuple[tuple[int, tuple[float, ...]], ...]) -> tuple[tuple[int, tuple[float, ...]], ...]:
@@ -233,11 +244,7 @@ def limit_splines(splines: tuple[tuple[int, tuple[float, ...]], ...]) -> tuple[t
 
 def prune_columns(shape: ShapedColumns, used: set[str]) -> ShapedColumns | None:
     """The extra columns that models on these sets of columns need; None if they need none."""
-    has = {
-        SPLINE: bool(used & {SPLINE, PRODUCT, BOTH}),
-        PRODUCT: PRODUCT in used,
-        BOOSTED: bool(used & {BOOSTED, BOTH}),
-    }
+    has = {kind: bool(used & sets) for kind, sets in SETS_WITH.items()}
     keep = [k for k, column in enumerate(shape.groups) if has[column.kind]]
     if not keep:
         return None

@@ -68,8 +68,8 @@ class RowAccess:
         """How extra columns are made; None where none is worth trying."""
         rows, clients = usable.rows.compact(), job.clients
         offset = None if prior is None else make_offset(job.task, prior, ridge)
-        seed = job.run.training.seed
-        return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, seed, usable.groups)
+        split = job.run.training.seed, usable.groups, self.is_in_time_order(usable)
+        return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, *split)
 
     def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> JsonObject:
         """Well-known measures of models on the clients' test rows."""

@@ -72,7 +72,8 @@ class RemoteAccess(RowAccess):
                 f"a boosted score takes up to {boosting.depth * (boosting.max_trees + 1) + 10} messages to each client "
                 'beside the others; shape = "spline" takes about 5'
             )
-            return make_boosted_shaper(job.task, usable.rows, job.clients.keys, prior, ridge, boosting)
+            own = prior, ridge, boosting, self.in_time_order
+            return make_boosted_shaper(job.task, usable.rows, job.clients.keys, *own)
         if wanted == "auto":
             job.clients.notes.append(NO_BOOSTED_SCORE)
         numeric = numeric_columns(job.clients)

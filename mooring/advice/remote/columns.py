@@ -98,7 +98,8 @@ class RemoteShaper(Shaper):
 
     def fit(self, rows: RemoteRows, units: Tensor | None = None) -> tuple[ShapedColumns, RemoteRows]:  # type: ignore[override]
         """The extra columns of these rows, and the rows with them; their boosted scores are out of fold."""
-        shape, without = ShapedColumns(rows.x.shape[1], self.splines, self.products), None
+        shape = ShapedColumns(rows.x.shape[1], self.splines, self.products, is_score_alone=self.is_score_alone)
+        without: list[Trees] | None = None
         if self.boosting is not None:
             *without, booster = self.fit_boosters(rows)
             shape = replace(shape, booster=booster)
@@ -109,14 +110,17 @@ class RemoteShaper(Shaper):
         return shape, rows.map_columns(StackedColumns(shape, without) if without else shape)
 
     def fit_boosters(self, rows: RemoteRows) -> list[Trees]:
-        """The boosters without each inner fold, and that of all rows; they add to linear scores without the fold."""
+        """The boosters without each inner fold, and that of all rows; they add to linear scores without the fold, or to
+        0 where the score is to predict by itself."""
         assert self.boosting is not None and self.thresholds is not None and self.prior is not None
         parts, prior = split_inside(rows, STACKING_SALT), self.prior
         thresholds = {name: torch.from_numpy(part) for name, part in self.thresholds._asdict().items()}
-        fits = rows.map_independent(
-            lambda k: [fit_offset(self.task, parts[2 * k], prior, self.ridge)], range(INNER_FOLDS)
-        )
-        models, total = [v for (v,) in fits], int(rows.size.sum())
+        models, total = [torch.zeros(len(rows), self.task.dim).double()] * INNER_FOLDS, int(rows.size.sum())
+        if not self.is_score_alone:
+            fits = rows.map_independent(
+                lambda k: [fit_offset(self.task, parts[2 * k], prior, self.ridge)], range(INNER_FOLDS)
+            )
+            models = [v for (v,) in fits]
         settings = torch.tensor([OBJECTIVE_NAMES.index(self.boosting.loss), 2**self.boosting.depth])
 
         def ask(trees: GrowingTrees, level: int) -> tuple[np.ndarray, float]:
@@ -161,12 +165,12 @@ class StackedColumns(NamedTuple):
 
 
 def make_boosted_shaper(
-    task: Task, rows: RemoteRows, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting
+    task: Task, rows: RemoteRows, keys: np.ndarray, prior: Prior, ridge: float, boosting: Boosting, in_time_order: bool
 ) -> RemoteShaper:
     """The shaper of a boosted score, with thresholds at quantiles of all clients' rows."""
     counts = count_bins(None, rows, columns=torch.arange(rows.x.shape[1])).sum(0).numpy()
     thresholds = choose_thresholds(counts, boosting.bins)
-    return RemoteShaper((), (), boosting, None, keys, 0, task, prior, ridge, thresholds)
+    return RemoteShaper((), (), boosting, None, keys, 0, in_time_order, task, prior, ridge, thresholds)
 
 
 def split_inside(rows: RemoteRows, salt: int) -> list[RemoteRows]:

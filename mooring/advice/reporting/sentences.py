@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.client_prior import Prior
-from mooring.advice.candidates.column_sets import BOOSTED, BOTH, LINEAR, PRODUCT, SPLINE, ColumnSets
+from mooring.advice.candidates.column_sets import BOOSTED, LINEAR, PRODUCT, SETS_WITH, SPLINE, ColumnSets
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, MODEL_KINDS, PERSONAL
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.reporting.learning_curve import LearningCurve
@@ -123,8 +123,7 @@ def describe_shape(choice: Choice, metric: str, unit: float) -> str:
         return ""
     line, best = table.loc[table["columns"] == LINEAR, "loss"].min(), bent["loss"].min()
     parts = set(bent["columns"])
-    used = {SPLINE: {SPLINE, PRODUCT, BOTH}, PRODUCT: {PRODUCT}, BOOSTED: {BOOSTED, BOTH}}
-    kinds = [COLUMN_PHRASES[kind] for kind, sets in used.items() if parts & sets]
+    kinds = [COLUMN_PHRASES[kind] for kind, sets in SETS_WITH.items() if parts & sets]
     if not best < line:
         return ""
     losses = f"{format_loss(unit * best)} instead of {format_loss(unit * line)}"
