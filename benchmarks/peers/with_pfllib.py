@@ -42,6 +42,8 @@ METHODS: dict[str, tuple[str | None, list[str], dict]] = {  # PFLlib's name and 
     "fedavgm_slow": (None, [], SERVER_MOMENTUM | {"eta": 0.4 * ETA}),
     "fedavgm_slowest": (None, [], SERVER_MOMENTUM | {"eta": 0.1 * ETA}),  # as far as FedAvg in the long run
     "fedavgm_damped": (None, [], SERVER_MOMENTUM | {"server_step": 0.1}),  # the same
+    "fedavgm_lighter": (None, [], SERVER_MOMENTUM | {"server_momentum": 0.7}),
+    "fedavgm_half": (None, [], SERVER_MOMENTUM | {"server_step": 0.5}),
     "fedadam": (None, [], {"algorithm": "fedavg", "server_optimizer": "adam"}),
     "fedyogi": (None, [], {"algorithm": "fedavg", "server_optimizer": "yogi"}),
     "fedadagrad": (None, [], {"algorithm": "fedavg", "server_optimizer": "adagrad"}),

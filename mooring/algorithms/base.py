@@ -54,6 +54,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     new_client_method: ClassVar[str] = "tune"
     # Fields that `client_update` also takes as one number per client: runs that differ there are trained together.
     per_client_fields: ClassVar[tuple[str, ...]] = ()
+    keeps_models: ClassVar[bool] = False  # a client's model contains its rows: it is never sent
     server_fields: ClassVar[tuple[str, ...]] = ()  # fields that only `server_update` uses
     fixed_steps: ClassVar[str] = ""  # why an algorithm without the fields of `LocalWork` takes no optimizer
 
@@ -116,6 +117,11 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
         """[d]: the model of a client that has no state of its own, because it has no rows or never took part."""
         return server.w  # type: ignore[attr-defined, no-any-return]
 
+    def deployed_task(self, task: Task) -> Task:
+        """The task of the models that `personal_model` returns, whose vectors begin with those of `task`; zeros behind
+        the global model make it one of them."""
+        return task
+
     @property
     def name(self) -> str:
         """The file's name for algorithms of this package, the class's for others."""
@@ -127,10 +133,6 @@ AnyAlgorithm = Algorithm[Any, Any, Any]
 PACKAGE = "mooring.algorithms"
 SHARED_MODULES = ("base", "hyperparameters", "kernel_path", "parts", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
-NOT_OFFERED = {  # algorithms that users look for, by their letters: why they are not there, and what to use
-    "knnper": "its predictor is a model and a memory of the client's rows, where a model here is one vector that is "
-    "saved, exported and sent; use fedper or fedavg_finetune, which adapt a classifier to the client's rows"
-}
 IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 
 
@@ -175,8 +177,6 @@ def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
         )
     if name not in builtin_names():  # only then are installed packages searched, which takes a while
         offered = load_plugin(ENTRY_POINT_GROUP, name)
-        if offered is None and _letters(name) in NOT_OFFERED:
-            raise RequestError(f"algorithm {name!r} is not offered: {NOT_OFFERED[_letters(name)]}.")
         if offered is None:
             description = describe_unknown("algorithm", name, algorithm_names(), "mooring list algorithms")
             raise RequestError(f"{description}; or a file and a class, as my_file.py:MyAlgorithm.")

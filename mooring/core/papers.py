@@ -189,6 +189,14 @@ PAPERS = (
         "FedAvg with a contrastive loss on representations",
     ),
     Paper(
+        "knnper",
+        ("Marfoq", "Neglia", "Kameni", "Vidal"),
+        "Personalized Federated Learning through Local Memorization",
+        2022,
+        "ICML",
+        "FedAvg's model mixed with the nearest of a client's stored rows",
+    ),
+    Paper(
         "fedavg",
         ("McMahan", "Moore", "Ramage", "Hampson", "Aguera y Arcas"),
         "Communication-Efficient Learning of Deep Networks from Decentralized Data",

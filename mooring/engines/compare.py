@@ -239,7 +239,7 @@ def run_methods(
         runs = [run_method(job, label, sections[label], folder, on_progress, statistics) for label in group]
         for label, ((trained, records), seconds) in zip(group, run_together(runs, filled=True)):
             frame = rounds_frame(job, records)
-            measures = compute_metrics(job.task, job.clients, trained.models)
+            measures = compute_metrics(trained.algorithm.deployed_task(job.task), job.clients, trained.models)
             rows[label] = {
                 "method": label,
                 "test_loss": mean_known_loss(trained.test, job.clients.test.size),
@@ -321,7 +321,7 @@ def run_method(
         beside, algorithm, exchange, progress, inner, lambda _, done, rounds: on_progress(label, done, rounds)
     )
     if inner is not None and not inner.finished:
-        write_trained(inner, job, exchange.roster, trained, rounds_frame(job, progress.records))
+        write_trained(inner, job.deploy(algorithm), exchange.roster, trained, rounds_frame(job, progress.records))
     return trained, progress.records
 
 

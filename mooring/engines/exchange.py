@@ -24,6 +24,7 @@ from torch import Tensor
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import Round, StateTree
 from mooring.core.costs import CostMeter
+from mooring.core.errors import RequestError
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.runs.tensor_files import StoredTensor
 
@@ -133,6 +134,15 @@ class Exchange(Protocol):
     def beside(self, algorithm: AnyAlgorithm) -> Exchange | None:
         """Return a separate exchange with the same clients, for a baseline; None if it is not possible."""
         ...
+
+
+def check_model_sharing(algorithm: AnyAlgorithm, share_models: bool) -> None:
+    """Refuse to send models that contain their clients' rows."""
+    if algorithm.keeps_models and share_models:
+        raise RequestError(
+            f"{algorithm.name}: a client's model contains representations and targets of its rows, which "
+            "share_models = true would send; leave it out."
+        )
 
 
 def visible_state(algorithm: AnyAlgorithm, server: StateTree) -> StateTree:

@@ -21,7 +21,7 @@ from mooring.engines.fit_files import check_same_data, initial_files, summarize_
 from mooring.engines.fit_result import FitResult
 from mooring.engines.fit_tables import clients_frame, overall_loss, rounds_frame, test_losses
 from mooring.engines.loop import resolve
-from mooring.engines.metrics import CONFIDENCE_LEVEL, Metric, compute_metrics, mean_improvement
+from mooring.engines.metrics import CONFIDENCE_LEVEL, Metric, MetricValues, compute_metrics, mean_improvement
 from mooring.engines.participation import refuse_partial_participation
 from mooring.engines.personal_parts import name_personal_parts
 from mooring.engines.prepare import Job, make_simulator, prepare
@@ -209,7 +209,9 @@ def complete_fit(
     roster = exchange.roster
     losses = {name: test_losses(models, roster) for name, models in models_by_name.items()}
     scores_by_name = {
-        name: compute_metrics(job.task, job.clients, None if w is None else w.models, metrics=job.metrics)
+        name: MetricValues({}, {})
+        if w is None
+        else compute_metrics(w.algorithm.deployed_task(job.task), job.clients, w.models, metrics=job.metrics)
         for name, w in models_by_name.items()
     }
     clients = clients_frame(roster, losses, trained).assign(
@@ -227,6 +229,7 @@ def complete_fit(
         summary["privacy"] = {"epsilon": state.records[-1]["epsilon"], "delta": plan.delta or DEFAULT_DELTA}
         summary["privacy"] |= {"clip": plan.clip, "noise": plan.noise}
     summary |= {"checkpoint": trained.checkpoint, "best_round": trained.best.t, "last_round": trained.last.t}
+    job = job.deploy(algorithm)
     if directory is not None and not directory.finished:
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
         write_json(directory.path / SUMMARY_FILE, summarize_fit(job, trained, summary))

@@ -6,6 +6,7 @@ The simulator calls these on chunks of hundreds, a client of a deployment on its
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mooring.algorithms.base import AnyAlgorithm
@@ -62,10 +63,16 @@ def personal_models(
     """
     final = algorithm.finetune(server, client, task, data, round)
     personal = algorithm.personal_model(server, final).expand(len(data), -1)
+    shared = extend_model(algorithm.global_model(server), personal.shape[1])
     uses_global = data.train.size == 0
     if not algorithm.finetunes:
         uses_global = uses_global | (merged == 0)
-    return torch.where(uses_global[:, None], algorithm.global_model(server), personal)
+    return torch.where(uses_global[:, None], shared, personal)
+
+
+def extend_model(w: Tensor, dim: int) -> Tensor:
+    """[..., dim]: a model as one of the task that is deployed, with zeros behind it (`Algorithm.deployed_task`)."""
+    return w if w.shape[-1] == dim else F.pad(w, (0, dim - w.shape[-1]))
 
 
 def mean_risk(task: Task, w: Tensor, rows: Rows) -> Tensor:

@@ -12,7 +12,7 @@ from typing import get_type_hints
 import torch
 from torch import nn
 
-from mooring.algorithms.base import AnyAlgorithm, build
+from mooring.algorithms.base import AnyAlgorithm, build, builtin_names
 from mooring.core import attacks
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
@@ -66,6 +66,10 @@ class Job:
         """The methods of the run; resolved ones take the resolved numbers."""
         sections = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
         return [build(a.name, a.fields | (a.resolved or {}), self.copies, self.own) for a in sections]
+
+    def deploy(self, algorithm: AnyAlgorithm) -> Job:
+        """The job with the task of the models that clients use."""
+        return replace(self, task=algorithm.deployed_task(self.task))
 
 
 def prepare(
@@ -327,7 +331,15 @@ class DataShape:
 
 
 def read_task(directory: RunDirectory, model: object = None, loss: object = None) -> Task:
-    """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
+    """The task of a finished run's models, without its data; a model or a loss that was in memory is passed again."""
+    task, section = read_trained_task(directory, model, loss), directory.run.algorithm
+    if section is None or section.name not in builtin_names():
+        return task
+    return build(section.name, section.fields | (section.resolved or {})).deployed_task(task)
+
+
+def read_trained_task(directory: RunDirectory, model: object = None, loss: object = None) -> Task:
+    """The task that a finished run was trained on."""
     run, description = directory.run, directory.models.task
     if run.task.name == "module" and run.task.model is None and model is None:
         raise RequestError(f"{directory.path}: its model was in memory; pass it again: mooring.open(run, model=model).")

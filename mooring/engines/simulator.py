@@ -42,6 +42,7 @@ class Simulator:
         self.data = clients.cohort(p)
         self.chunk = chunk or chunk_size(task)
         self.algorithm: AnyAlgorithm  # set by `begin`
+        self.deployed_task: Task  # that of the models in use
         self.states: ClientStates
         self.best: ClientStates | None = None
         self._pending: StateTree = None  # the cohort and its new states, until they are accepted
@@ -60,7 +61,7 @@ class Simulator:
         return self.statistics_cache[required][1]
 
     def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
-        self.algorithm = algorithm
+        self.algorithm, self.deployed_task = algorithm, algorithm.deployed_task(self.task)
         self.states, self.best = ClientStates(algorithm.init(self.task, w0)[1], len(self.clients)), None
 
     def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
@@ -113,12 +114,14 @@ class Simulator:
         def risks(block: Tensor) -> tuple[Tensor, ...]:
             w = self._personal_models(server, round, at, block)
             for part in measured:
-                predictions[part].extend(metrics.predict_blocks(self.task, w, rows[part].select(block)))
-            return tuple(local_update.mean_risk(self.task, w, rows[part].select(block)) for part in parts)
+                predictions[part].extend(metrics.predict_blocks(self.deployed_task, w, rows[part].select(block)))
+            return tuple(local_update.mean_risk(self.deployed_task, w, rows[part].select(block)) for part in parts)
 
         losses = map_blocks(self._blocks(), risks)
         measures = {
-            part: metrics.measure_predictions(self.task, self.clients, blocks, self.metrics, by_client=False).overall
+            part: metrics.measure_predictions(
+                self.deployed_task, self.clients, blocks, self.metrics, by_client=False
+            ).overall
             for part, blocks in predictions.items()
             if blocks
         }

@@ -14,6 +14,7 @@ from mooring.engines.callbacks import Callback, plan_callbacks
 from mooring.engines.divergence import suggest_step_sizes
 from mooring.engines.exchange import BEST, LAST, Exchange
 from mooring.engines.fit_result import RoundModels, TrainedModels
+from mooring.engines.local_update import extend_model
 from mooring.engines.loop import TrainingSteps, collect_models, resolve, run_steps, training_steps
 from mooring.engines.prepare import Job
 from mooring.engines.privacy import make_private_mean
@@ -59,14 +60,14 @@ def train_steps(
         outcome = yield from training_steps(algorithm, exchange, job.plan, state, all_callbacks)
     except Diverged as error:
         raise Diverged(f"{error} {suggest_step_sizes(algorithm, job.task, exchange, job.plan, state.t + 1)}") from error
-    unit = job.clients.target_scale**job.task.unit_power
+    unit, dim = job.clients.target_scale**job.task.unit_power, algorithm.deployed_task(job.task).dim
 
     def collect_round(selection: str) -> RoundModels:
         evaluation, server = outcome.at(selection)
         models, alpha = collect_models(outcome, exchange, job.plan, selection), exchange.numbers("alpha", selection)
         return RoundModels(
             evaluation.t,
-            algorithm.global_model(server),
+            extend_model(algorithm.global_model(server), dim),
             models,
             evaluation.validation * unit,
             evaluation.test * unit,

@@ -88,6 +88,8 @@ CASES = [
     ("ifca", {"clusters": 3, "batch": 4, "epochs": 1}, ("linear", "softmax")),
     ("fedrod", {}, ("linear", "logistic")),
     ("fedrod", {"batch": 4, "epochs": 1, "decay": 0.1}, ("linear", "softmax")),
+    ("knn_per", {}, ("linear", "logistic")),
+    ("knn_per", {"batch": 4, "epochs": 1, "neighbors": 3, "capacity": 5, "alpha": 0.4}, ("linear", "softmax")),
     ("moon", {}, ("linear", "logistic")),
     ("moon", {"batch": 4, "epochs": 1, "decay": 0.1}, ("softmax",)),
 ]

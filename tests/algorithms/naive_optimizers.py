@@ -302,6 +302,17 @@ def moon(f: Federation) -> tuple[Tensor, Tensor]:
     return w, w.expand(len(f.rows), -1)
 
 
+def knn_per(f: Federation) -> tuple[Tensor, Tensor]:
+    w, _ = fedavg(f)
+    room = max(len(y) for _, y in f.rows)
+    models = []
+    for x, y in f.rows:
+        about = torch.tensor([f.fields["alpha"], len(y)], dtype=w.dtype)
+        keys = F.pad(represent(w, x), (0, 0, 0, room - len(y)))
+        models.append(torch.cat([w, about, keys.flatten(), F.pad(y.to(w.dtype), (0, room - len(y)))]))
+    return w, torch.stack(models)
+
+
 def ifca(f: Federation) -> tuple[Tensor, Tensor]:
     """With one cluster."""
     return fedavg(f)

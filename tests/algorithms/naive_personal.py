@@ -68,6 +68,31 @@ def naive_fedavg(story, weights="share", rate=constant, server_decay=0.0, server
     return w, [w] * len(story.clients)
 
 
+KNN = {"neighbors": 3, "sigma": 0.7}
+
+
+def naive_knn_per(story):
+    """knnper, Algorithm 1, of numbers: the weight of the neighbors has the least mean square on validation rows."""
+    w, _ = naive_fedavg(story, server_step=1.0)
+    room, models = max(len(c.y) for c in story.clients), []
+    for i, c in enumerate(story.clients):
+        x, y = (part.numpy() for part in story.data.validation.of(i))
+        errors = []
+        for alpha in [k / 10 for k in range(10)]:
+            total = 0.0
+            for row, target in zip(x, y):
+                distance = [np.sqrt(sum((row - key[:-1]) ** 2)) for key in c.x]
+                nearest = sorted(range(len(c.y)), key=lambda j: distance[j])[: KNN["neighbors"]]
+                weight = [np.exp(-distance[j] / KNN["sigma"]) for j in nearest]
+                answer = sum(q * c.y[j] for q, j in zip(weight, nearest)) / sum(weight)
+                total += (alpha * answer + (1 - alpha) * (row @ w[:-1] + w[-1]) - target) ** 2
+            errors.append(total)
+        keys, values = np.zeros((room, D - 1)), np.zeros(room)
+        keys[: len(c.y)], values[: len(c.y)] = c.x[:, :-1], c.y
+        models.append(np.concatenate([w, [np.argmin(errors) / 10, len(c.y)], keys.ravel(), values]))
+    return w, models
+
+
 APFL_ADAPTIVE = {"alpha": 0.4, "adapt": "step", "adapt_on": "train", "alpha_pull": 0.3, "decay": DECAY}
 APFL_FIXED = {"alpha": [0.1, 0.3, 0.5, 0.7, 0.9], "adapt": "no", "decay": 0.0, "radius": 0.4}
 

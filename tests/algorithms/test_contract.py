@@ -86,7 +86,7 @@ def test_keeps_shapes_and_dtypes(row):
     for old, new in zip(leaves(server), leaves(merged)):
         assert new.shape == old.shape and new.dtype == old.dtype
     final = algorithm.finetune(merged, after, task, data, turn)
-    assert algorithm.personal_model(merged, final).shape[-1] == task.dim
+    assert algorithm.personal_model(merged, final).shape[-1] == algorithm.deployed_task(task).dim
     assert algorithm.personal_model(merged, final).dtype == task.dtype
 
 
@@ -129,9 +129,10 @@ def test_training_does_not_hurt(name, fields, problem):
     """Twelve rounds end at a lower training loss of the deployed models than the start's."""
     task, clients = PROBLEMS[problem]()
     _, models, exchange = simulate(build(name, fields), task, clients, rounds=12)
-    rows = clients.train.full(task)
-    start = task.loss(task.start()[None].expand(len(clients), -1), rows)
-    assert float((exchange.data.p * task.loss(models, rows)).sum()) < float((exchange.data.p * start).sum())
+    start = task.loss(task.start()[None].expand(len(clients), -1), clients.train.full(task))
+    deployed = exchange.deployed_task
+    end = deployed.loss(models, clients.train.full(deployed))
+    assert float((exchange.data.p * end).sum()) < float((exchange.data.p * start).sum())
 
 
 @pytest.mark.parametrize("name,fields,problems", CASES, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(CASES)])

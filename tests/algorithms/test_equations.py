@@ -97,6 +97,7 @@ SAMPLED_TOO = [
     ("feddyn", {"lam": LAM, "inner": "exact"}, partly.naive_feddyn_exact),
     ("ifca", SGD, partly.naive_ifca),
     ("fedrod", SGD, partly.naive_fedrod),
+    ("knn_per", {**SGD, **personal.KNN}, personal.naive_knn_per),
     ("moon", SGD, partial(personal.naive_fedavg, server_step=1.0)),  # a table has no body
 ]
 EVERYONE_ONLY = [

@@ -41,6 +41,7 @@ FIELDS = {
     "fedprox_two_stage": {"lam": 0.3, "gamma": 0.5, "radius": 0, "final_steps": 2},
     "fedrep": {"head_steps": 2},
     "ifca": {"clusters": 1},
+    "knn_per": {"alpha": 0.4},
     "local": {"ridge": 0.1},
     "moon": {"mu": 2.0, "tau": 0.3},
     "per_fedavg": {"inner_eta": 0.1, "variant": "first-order"},

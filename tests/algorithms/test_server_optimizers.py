@@ -60,11 +60,11 @@ def test_most_algorithms_take_one():
 def test_every_algorithm_trains_with_it(name, kind):
     task, clients = PROBLEMS["linear"]()
     fields = TABLE_FIELDS.get(name, {}) | {"server_optimizer": kind, "server_momentum": 0.5, "server_eta": 0.1}
-    server, models, _ = simulate(build(name, fields), task, clients, rounds=10)
+    server, models, exchange = simulate(build(name, fields), task, clients, rounds=10)
     plain, _, _ = simulate(build(name, {**fields, "server_optimizer": "sgd"}), task, clients, rounds=10)
-    rows = clients.train.full(task)
-    start = float(task.loss(task.start()[None].expand(len(clients), -1), rows).mean())
-    assert float(task.loss(models, rows).mean()) < start
+    deployed = exchange.deployed_task
+    start = float(task.loss(task.start()[None].expand(len(clients), -1), clients.train.full(task)).mean())
+    assert float(deployed.loss(models, clients.train.full(deployed)).mean()) < start
     assert not torch.equal(server.w, plain.w)
 
 

@@ -72,7 +72,8 @@ class Home:
         return local_update.personal_models(self.algorithm[run], self.task, server, state, merged, self.data, round)
 
     def scores(self, run, server, round, at, part):
-        return local_update.mean_risk(self.task, self.deployed(run, server, round, at), self.parts[part])
+        task = self.algorithm[run].deployed_task(self.task)
+        return local_update.mean_risk(task, self.deployed(run, server, round, at), self.parts[part])
 
 
 class Letter(NamedTuple):

@@ -1,5 +1,7 @@
 """A federation over Flower's messages: its models are the simulator's, and rows and personal models stay."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -52,6 +54,13 @@ def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
     run = make_run(tables, name, fields, **more)
     apart = run_federation(run, LocalGrid(make_clients(run, tables, tmp_path / "state")), tmp_path / "run")
     here = fit(tables, algorithm=name, settings=fields, **HOW, **more)
+    if find(name).keeps_models:
+        folders = [tmp_path / "state" / client / run_digest(run) / RESULT_DIR for client in here.models]
+        own = [open_run(folder).models.personal for folder in folders]
+        assert apart.trained.models is None and open_run(tmp_path / "run").models.personal is None
+        used = replace(apart.trained.used, models=torch.cat(own))
+        apart = replace(apart, trained=replace(apart.trained, last=used, best=used))
+        here = replace(here, trained=replace(here.trained, last=here.trained.used, best=here.trained.used))
     assert_same(apart.trained, here.trained)
     ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
     assert ours == theirs

@@ -141,8 +141,3 @@ def test_a_function_of_parameter_names_is_the_list_of_those_names():
         mooring.fit(Body, data, algorithm="fedavg", settings={"personal": lambda name: False}, rounds=1)
     with pytest.raises(RequestError, match="needs the network as `model`"):
         mooring.fit("heart", algorithm="fedavg", settings={"personal": lambda name: True}, rounds=1)
-
-
-def test_knn_per_is_refused_with_what_to_use_instead():
-    with pytest.raises(RequestError, match=r"'knn_per' is not offered: .* use fedper or fedavg_finetune"):
-        build("knn_per", {})

@@ -35,7 +35,9 @@ from mooring.core.task import Task
 from mooring.data.clients import PARTS, Clients
 from mooring.data.loading import load
 from mooring.data.tables import count_phrase, quote_list
-from mooring.engines.predict import choose_method, read_task_and_schema
+from mooring.engines.local_update import extend_model
+from mooring.engines.predict import choose_method, read_schema
+from mooring.engines.prepare import read_trained_task
 from mooring.engines.simulate import simulate
 from mooring.engines.training_state import TrainingPlan
 from mooring.runs.atomic_files import Stream, json_bytes, parquet_bytes
@@ -98,9 +100,11 @@ def personalize(
     models, asked = directory.models, directory.run.algorithm
     if asked is None:
         raise RequestError(f"{path} has no algorithm that new clients could join.")
-    task, schema = read_task_and_schema(directory)
-    new_clients = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
-    task = raise_max_count(task, new_clients)
+    trained_task, schema = read_trained_task(directory), read_schema(directory)
+    new_clients = load(
+        source, schema=schema, seed=seed, dtype=trained_task.dtype, min_rows=min_rows, drop_small=drop_small
+    )
+    trained_task = raise_max_count(trained_task, new_clients)
     known = [name for name in new_clients.names if name in set(models.clients)]
     if known:
         taken = f"in the run already, {quote_list(known, 3)}: their rows are taken as those of new clients"
@@ -108,18 +112,23 @@ def personalize(
             f"{count_phrase(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}."
         )
     algorithm = build(asked.name, asked.fields | (asked.resolved or {}), directory.path)
+    task = algorithm.deployed_task(trained_task)
     centre = models.common if models.centre is None else models.centre
-    server, mix = algorithm.init(task, centre)[0], models.mix if how == "auto" else None
+    server = algorithm.init(trained_task, centre[: trained_task.dim])[0]
+    mix = models.mix if how == "auto" else None
     shape = None if schema.shape is None else ShapedColumns.from_json(schema.shape)
 
     def fit_personal(clients: Clients) -> Tensor:
         if mix is not None:
             return average_models(task, usable_rows(clients), mix, shape)
         m = len(clients)
-        return adapt_models(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
+        turn = Round(1, 1, m, m, 1.0, seed)
+        adapted = adapt_models(algorithm, server, trained_task, clients.cohort(), turn, how=how)
+        return extend_model(adapted, task.dim)
 
     def train_models(clients: Clients) -> ModelTriple:
-        return ModelTriple(fit_locally(task, clients, seed), models.common, fit_personal(clients), centre[None])
+        local = extend_model(fit_locally(trained_task, clients, seed), task.dim)
+        return ModelTriple(local, models.common, fit_personal(clients), centre[None])
 
     frame, recommended = evaluate_new_clients(task, new_clients, train_models, seed)
     way = AVERAGE_METHOD if mix is not None else algorithm.new_client_method if how == "auto" else how

@@ -44,6 +44,7 @@ from mooring.data.schema_client import count_values, name_own_cells, parse_table
 from mooring.data.schema_server import SchemaPlan
 from mooring.data.splits import TRAIN
 from mooring.engines import local_update
+from mooring.engines.exchange import check_model_sharing
 from mooring.engines.fit_files import describe_task, with_resolved
 from mooring.engines.flower import secure_client
 from mooring.engines.flower.compression import compress_with_feedback
@@ -205,6 +206,7 @@ def handle_begin(node: ClientNode, payload: Payload) -> Payload:
     fields = payload.fields
     label, hyperparameters = fields["label"], fields["hyperparameters"]
     path, algorithm = node._file(label), keep_personal_parts(build(label, hyperparameters), node.task)
+    check_model_sharing(algorithm, node.federation.share_models)
     if node.federation.secure:
         secure_client.check_begin(node, label, hyperparameters, str(fields["start"]), bool(fields["fresh"]))
     server, _ = algorithm.init(node.task, payload.tensors["w0"])
@@ -261,11 +263,12 @@ def handle_evaluate(node: ClientNode, payload: Payload) -> Payload:
 
 def mean_losses(node: ClientNode, payload: Payload) -> Tensor:
     """Return [parts]: the mean loss of this client's model over each named part of its rows."""
-    _, w, _ = node.personal_model(payload)
+    history, w, _ = node.personal_model(payload)
+    task = history.algorithm.deployed_task(node.task)
     parts = [str(part) for part in payload.fields["parts"]]
     if not set(parts) <= set(PARTS):
         raise RequestError(f"client '{node.name}' has rows to {', '.join(PARTS)}, not {', '.join(parts)}.")
-    return torch.cat([local_update.mean_risk(node.task, w, getattr(node.clients, part)) for part in parts])
+    return torch.cat([local_update.mean_risk(task, w, getattr(node.clients, part)) for part in parts])
 
 
 def handle_model(node: ClientNode, payload: Payload) -> Payload:
@@ -293,10 +296,11 @@ def handle_dismissed(node: ClientNode, payload: Payload) -> Payload:
 def handle_done(node: ClientNode, payload: Payload) -> Payload:
     """Write the client's personal model and the global model as a run directory."""
     history, w, _ = node.personal_model(payload)
+    task = history.algorithm.deployed_task(node.task)
     row, summary = payload.fields["row"], payload.fields["summary"]
     if node.federation.secure:  # the server does not know it
         unit = node.clients.target_scale**node.task.unit_power
-        row = row | {"personal": float(local_update.mean_risk(node.task, w, node.clients.test)[0]) * unit}
+        row = row | {"personal": float(local_update.mean_risk(task, w, node.clients.test)[0]) * unit}
         secure_client.delete_state(node)
     server = node.server_state(history, payload)
     run = node.run.model_copy(
@@ -311,24 +315,25 @@ def handle_done(node: ClientNode, payload: Payload) -> Payload:
     }
     path = node.folder / RESULT_DIR
     shutil.rmtree(path, ignore_errors=True)
-    about, layout = describe_task(Job(run, node.clients, node.task))
+    about, layout = describe_task(Job(run, node.clients, task))
     create_run(path, files).write_models(
-        StoredModels(history.algorithm.global_model(server), w, (node.name,), about, layout)
+        StoredModels(
+            local_update.extend_model(history.algorithm.global_model(server), task.dim), w, (node.name,), about, layout
+        )
     )
-    write_json(node.folder / DONE_FILE, row | {"metric": summary["metric"]} | compute_test_improvement(node, w))
+    write_json(node.folder / DONE_FILE, row | {"metric": summary["metric"]} | compute_test_improvement(node, task, w))
     return Payload({"result": True})
 
 
-def compute_test_improvement(node: ClientNode, w: Tensor) -> JsonObject:
+def compute_test_improvement(node: ClientNode, task: Task, w: Tensor) -> JsonObject:
     """Return the improvement over its local model, where that was trained."""
     if not node._file(LOCAL).exists():
         return {}
     alone = node.history({"label": LOCAL})
     state = alone.at(max(alone.states, default=0), f"client '{node.name}'")
     unit = node.clients.target_scale**node.task.unit_power
-    return improvement_on_test_rows(
-        node.task, w, alone.algorithm.personal_model(alone.server, state), node.clients.test, unit
-    )
+    local = local_update.extend_model(alone.algorithm.personal_model(alone.server, state), task.dim)
+    return improvement_on_test_rows(task, w, local, node.clients.test, unit)
 
 
 def improvement_on_test_rows(task: Task, personal: Tensor, local: Tensor, rows: Rows, unit: float) -> JsonObject:

@@ -21,7 +21,7 @@ from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.task import Task
 from mooring.core.types import JsonObject, NamedValues
-from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
+from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, check_model_sharing, visible_state
 from mooring.engines.flower.compression import decompress
 from mooring.engines.flower.messages import SECURE_EVALUATE, SECURE_UPDATE, Payload, rebuild_tree
 from mooring.engines.flower.messenger import CollectedReplies, Messenger
@@ -88,6 +88,7 @@ class FlowerExchange:
     def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         if algorithm.pooled:
             raise RequestError(f"{algorithm.name} needs all rows in one place; these clients keep theirs.")
+        check_model_sharing(algorithm, self.options.share_models)
         self.algorithm = algorithm
         self.first = flatten("server", algorithm.init(self.task, w0)[0])
         self.pattern = message_pattern(algorithm, self.task, w0, *self.row)
