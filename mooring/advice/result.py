@@ -25,7 +25,8 @@ from mooring.engines.predict import name_recommendations, predict_rows
 from mooring.engines.prepare import Job
 from mooring.runs.directory import REPORT_FILE
 from mooring.runs.directory import StoredModels as SavedModels
-from mooring.tasks.network import NetworkTask, build_module
+from mooring.tasks.network import NetworkTask
+from mooring.tasks.network_module import build_module
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,8 @@ Departs  alpha_i has the lowest mean loss on the client's validation rows among 
          compares accuracies; a client without such rows chooses on its stored ones, none being its own neighbor. With
          alpha = 1 the global model keeps a share of 1e-6, so that no probability is 0. Memories have room for the
          training rows of the largest client, or for `capacity`; of more rows, evenly spread ones are stored. A table's
-         representation is the row itself. Numbers are mixed, too: the neighbors' weighted mean and the model's own
+         representation is the row itself. Numbers are mixed, too: the neighbors' weighted mean and the model's own. The
+         loss on training rows has each row among its own neighbors
 """
 
 from __future__ import annotations

@@ -90,26 +90,9 @@ def load_client_arrays(
     names, notes = list(rows_of_client), []
     kind, classes, ys = targets([client_rows.y for client_rows in rows_of_client.values()], names, target_type)
     notes += describe_targets(kind, classes, ys)
-    small = [
-        i
-        for i, client_rows in enumerate(rows_of_client.values())
-        if not has_enough_rows(client_rows, max(min_rows or MIN_ROWS_TO_SPLIT, MIN_ROWS_TO_SPLIT))
-    ]
-    if small and not drop_small:
-        first_small = rows_of_client[names[small[0]]]
-        reason = (
-            "no training rows"
-            if first_small.part is not None
-            else f"{count_phrase(len(first_small.y), 'row')}; at least {MIN_ROWS_TO_SPLIT} are needed"
-        )
-        raise RequestError(f"client '{names[small[0]]}' has {reason}. Use drop_small to leave such clients out.")
-    if small:
-        small_names = ", ".join(f"'{names[i]}'" for i in small[:6])
-        notes.append(f"{count_phrase(len(small), 'client')} too small to split left out: {small_names}.")
-    kept_positions = [i for i in range(len(names)) if i not in small]
-    if not kept_positions:
-        raise RequestError("every client is too small to train, validate and test.")
-    names, ys = [names[i] for i in kept_positions], [ys[i] for i in kept_positions]
+    kept, note = drop_small_clients(rows_of_client, min_rows or MIN_ROWS_TO_SPLIT, drop_small)
+    notes += [note] if note else []
+    names, ys = [names[i] for i in kept], [ys[i] for i in kept]
     xs = [rows_of_client[name].x for name in names]
     parts = parts_of([rows_of_client[name].part for name in names], ys, names, kind, split, seed)
     mean, scale = 0.0, 1.0
@@ -129,16 +112,31 @@ def load_client_arrays(
             "part": np.array(PARTS)[np.concatenate(parts)],
         }
     )
-    metadata = {
-        "target_mean": mean,
-        "target_scale": scale,
-        "placement": placement,
-        "title": "the arrays",
-        "notes": notes,
-    }
+    metadata = {"target_mean": mean, "target_scale": scale, "placement": placement, "title": "the arrays"}
     has_column = all(client_rows.has_column for client_rows in rows_of_client.values())
-    metadata |= {"items": items, "target_column": has_column}
+    metadata |= {"notes": notes, "items": items, "target_column": has_column}
     return Clients(tuple(names), rows(0), rows(1), rows(2), kind=kind, classes=classes, **metadata)
+
+
+def drop_small_clients(
+    rows_of_client: dict[str, ClientRows], min_rows: int, drop_small: bool
+) -> tuple[list[int], str | None]:
+    """Return the places of the clients that can be split, and a note on the others, which are refused unless they may
+    be dropped."""
+    names, least = list(rows_of_client), max(min_rows, MIN_ROWS_TO_SPLIT)
+    small = [i for i, client_rows in enumerate(rows_of_client.values()) if not has_enough_rows(client_rows, least)]
+    if not small:
+        return list(range(len(names))), None
+    first = rows_of_client[names[small[0]]]
+    if not drop_small:
+        shortage = f"{count_phrase(len(first.y), 'row')}; at least {least} are needed"
+        reason = shortage if first.part is None else "no training rows"
+        raise RequestError(f"client '{names[small[0]]}' has {reason}. Use drop_small to leave such clients out.")
+    if len(small) == len(names):
+        raise RequestError("every client is too small to train, validate and test.")
+    small_names = ", ".join(f"'{names[i]}'" for i in small[:6])
+    note = f"{count_phrase(len(small), 'client')} too small to split left out: {small_names}."
+    return [i for i in range(len(names)) if i not in small], note
 
 
 def number_items(source: Any) -> tuple[Any, Any]:

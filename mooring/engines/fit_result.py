@@ -25,7 +25,8 @@ from mooring.engines.training_state import TrainingOutcome
 from mooring.runs.directory import (
     RunDirectory,
 )
-from mooring.tasks.network import NetworkTask, build_module
+from mooring.tasks.network import NetworkTask
+from mooring.tasks.network_module import build_module
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator

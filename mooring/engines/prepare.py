@@ -34,9 +34,9 @@ from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
 from mooring.tasks.linear_losses import Poisson
-from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
+from mooring.tasks.network import NetworkTask
 from mooring.tasks.network_checks import check_module
-from mooring.tasks.network_inputs import LOSSES
+from mooring.tasks.network_losses import LOSSES, STANDARD_UNITS, TARGET_UNITS
 
 LOSS_GROUP = "mooring.losses"  # the group of entry points under which an installed package offers losses of networks
 VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is partitioned

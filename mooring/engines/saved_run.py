@@ -28,7 +28,8 @@ from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
 from mooring.runs.atomic_files import frame_from_rows
 from mooring.runs.directory import SCHEMA_FILE, RunDirectory, StoredModels, method_folder, open_run
-from mooring.tasks.network import NetworkTask, build_module
+from mooring.tasks.network import NetworkTask
+from mooring.tasks.network_module import build_module
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator

@@ -20,8 +20,8 @@ from mooring.core.task import Task, trained_blocks
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.network import EVALUATED_ITEMS, FORWARD_ERRORS, TARGET_UNITS, NetworkTask
-from mooring.tasks.network_inputs import main_output
+from mooring.tasks.network import EVALUATED_ITEMS, NetworkTask
+from mooring.tasks.network_losses import FORWARD_ERRORS, TARGET_UNITS, main_output
 from mooring.tasks.representation import represent
 
 MAX_ALPHA = 1 - 1e-6  # the network's share keeps every probability above 0
@@ -160,7 +160,7 @@ class MemoryTask(NetworkTask):
         scores = functional_call(self.network.module.get_submodule(self.head_layer), head, z)
         answer = neighbor_answer(self.recall, z, keys, values, len(keys), without_itself=z is keys)
         outputs = [mix_outputs(self.recall, scores, answer, w.new_tensor(alpha)) for alpha in ALPHA_GRID]
-        losses = torch.stack([self._each_loss(output[None], y[None]).mean() for output in outputs])
+        losses = torch.stack([self.each_loss(output[None], y[None]).mean() for output in outputs])
         return ALPHA_GRID[int(losses.argmin())]
 
     def _represent(self, w: Tensor, x: Tensor) -> Tensor:

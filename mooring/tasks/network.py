@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import RLock
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -19,7 +18,6 @@ from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
 from mooring.core.items import DatasetItems, TensorItems, map_tensors
 from mooring.core.seeds import random_words
-from mooring.core.sgd_step import StepTerms
 from mooring.core.task import (
     Constants,
     InPlaceStep,
@@ -30,52 +28,43 @@ from mooring.core.task import (
     TrainingSteps,
     layout_of,
 )
+from mooring.tasks import network_steps
 from mooring.tasks.device import FULL_PRECISION, Device
-from mooring.tasks.fused import per_client, perceptron_numba, perceptron_per_client
-from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
+from mooring.tasks.fused import per_client
+from mooring.tasks.fused.perceptron_stacked import is_perceptron, perceptron_grad
 from mooring.tasks.network_checks import (
+    PROBE_ROWS,
+    can_stack,
     check_head,
-    check_loss,
     check_module,
     find_changing_buffers,
+    has_dropout,
     has_hooks,
     is_faithful,
     layer_name,
-    parameter_aliases,
-)
-from mooring.tasks.network_inputs import (
-    BUFFERS,
-    CLASS_LOSSES,
-    LOSSES,
-    RowLoss,
-    align_classes,
-    as_torch_loss,
-    binary_cross_entropy,
-    by_row,
-    cross_entropy,
-    explain_shapes,
-    half_square,
-    has_dropout,
-    main_output,
     may_be_random,
-    needs_whole_batches,
+    parameter_aliases,
     tracked_buffers,
+)
+from mooring.tasks.network_curvature import curvature_constants
+from mooring.tasks.network_losses import (
+    FORWARD_ERRORS,
+    STANDARD_UNITS,
+    TARGET_UNITS,
+    OutputLoss,
+    RowLoss,
+    binary_cross_entropy,
+    half_square,
 )
 from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer, fork_python_random
 
-FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
 EVALUATED_ITEMS = 256  # items that are read at once in evaluation: bounds memory
-STANDARD_UNITS, TARGET_UNITS = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
-ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
+BUFFERS = ("average", "local", "frozen")  # what becomes of running statistics
 CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
-FLAT_STEP, NEGLIGIBLE = 0.1, 1e-6  # the first step where a loss has no curvature, and what counts as none
 LEAST_PROBABILITY = 1e-12  # of a class, in a divergence
-NUDGE = 1e-3  # how far w is moved, as a share of its size, where curvature is a difference of gradients
-PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
-SLOW = "There is a performance drop"  # how torch begins to say that it stacks by a loop of its own
 
 
-class NetworkTask(Task):
+class NetworkTask(OutputLoss, Task):
     """A network as a task. `make()` returns the module: its weights are the start, random ones following the seed.
 
     w holds the trainable parameters, and behind them the running statistics of normalization layers. Parameters that
@@ -114,32 +103,15 @@ class NetworkTask(Task):
         precision: str = FULL_PRECISION,
         compile: bool = False,
     ):
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
-        if units not in (STANDARD_UNITS, TARGET_UNITS):
-            raise RequestError(f"units must be '{STANDARD_UNITS}' or '{TARGET_UNITS}', got {units!r}.")
-        check_loss(loss)
-        self.make, self.items, self.sample, self.target_column = make, items, sample, target_column
+        self.set_loss(loss, units, mean, scale, target_column)
+        self.make, self.items, self.sample = make, items, sample
         self._dtype = torch.float32
         self.changes_inputs = False  # whether a forward pass changes its rows in place
         if buffers not in BUFFERS:
             raise RequestError(f"buffers must be one of {', '.join(BUFFERS)}, got {buffers!r}.")
-        self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else by_row(loss)
-        self.batch_loss: Any = as_torch_loss(loss) if needs_whole_batches(loss) else None  # type: ignore[arg-type]
-        self.own_module = isinstance(loss, nn.Module)  # of torch's kind: it takes the main output
-        self.tokens_loss = loss if isinstance(loss, CLASS_LOSSES) else None
-        self.classifies = self.row_loss is cross_entropy
         self.ridge = ridge
-        self.mean, self.scale = mean, scale
-        self.units = TARGET_UNITS if self.has_own_loss else units
         self.device = Device(device, precision, compile)
         self.module = self.device.load_module(self._made(0).eval())
-        for path, layer in self.module.named_modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.track_running_stats:
-                raise RequestError(
-                    f"layer '{path}' is a {type(layer).__name__} without running statistics: its answer at a row would "
-                    "depend on the other rows of a batch. Set track_running_stats = True, or use nn.GroupNorm."
-                )
         self._dtype = next((p.dtype for p in self.module.parameters() if p.requires_grad), torch.float32)
         self.shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
@@ -178,8 +150,7 @@ class NetworkTask(Task):
     @property
     def compiles(self) -> bool:
         """Whether its local steps can be compiled."""
-        large = self.is_perceptron and self.steps_by_client
-        return large and perceptron_numba.can_compile(self._net(), self.dtype)
+        return network_steps.can_compile(self)
 
     def _made(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -244,25 +215,6 @@ class NetworkTask(Task):
             return find_changing_buffers(self.module, call)
 
     @property
-    def has_own_loss(self) -> bool:
-        """Whether the loss is a function that a user wrote."""
-        return self.row_loss not in LOSSES.values()
-
-    @property
-    def metric(self) -> str:
-        if self.has_own_loss:
-            return "loss"
-        return "mse" if self.row_loss is half_square else "log-loss"
-
-    @property
-    def likelihood(self) -> bool:
-        return self.row_loss in (cross_entropy, binary_cross_entropy)
-
-    @property
-    def risk_per_loss(self) -> float:
-        return 2.0 if self.row_loss is half_square else 1.0
-
-    @property
     def gradient_dim(self) -> int:
         return self.parameter_dim
 
@@ -293,12 +245,12 @@ class NetworkTask(Task):
         """[C, B, ...]: what the clients' networks say about their rows."""
         x = x.to(self.dtype) if x.dtype.is_floating_point else x
         if self.is_structured or len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
-            return self._one_by_one(layers, x)
+            return self.call_one_by_one(layers, x)
         with CALLING:
             if self.stacks is None:
                 # a stack of convolutions would be one with as many groups, which is slower
-                self.stacks = not self.by_client and self._can_stack(layers, x) and not self.convolutional
-        return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
+                self.stacks = not self.by_client and can_stack(self, layers, x) and not self.convolutional
+        return self.call_stacked(layers, x) if self.stacks else self.call_one_by_one(layers, x)
 
     def call_module(self, call: Callable[..., Any], x: Tensor) -> Any:
         """What a network answers at rows x [B, ...], or at the items that x numbers."""
@@ -314,11 +266,6 @@ class NetworkTask(Task):
             else:
                 output = call(inputs)
         return output.to(self.dtype) if self.device.is_mixed and isinstance(output, Tensor) else output
-
-    def _main_output(self, output: object) -> Tensor:
-        """The tensor that losses are taken of, in the parameters' own precision."""
-        main = main_output(output)
-        return main.to(self.dtype) if self.device.is_mixed else main
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -351,37 +298,13 @@ class NetworkTask(Task):
         if isinstance(output, Tensor):
             output = output.detach().clone().requires_grad_()
         with torch.enable_grad():
-            answer = self._call_loss(self.row_loss, self._loss_input(output), self._own_units(y))
+            answer = self.call_loss(self.row_loss, self.loss_input(output), self.own_units(y))
         if isinstance(output, Tensor) and not answer.requires_grad:
             raise RequestError("the loss does not depend on the outputs of the model: is a tensor detached?")
         if answer.ndim == 0:
             self.batch_loss, self.is_structured = self.row_loss, True
 
-    def _loss_input(self, output: Any) -> Any:
-        """What a loss of one's own receives: modules of torch's kind the main output, functions what there is."""
-        return self._main_output(output) if self.own_module and not isinstance(output, Tensor) else output
-
-    def _call_loss(self, loss: Callable[..., Any], output: Any, y: Tensor) -> Tensor:
-        """The value of a loss; what fails is explained."""
-        try:
-            answer = loss(output, y)
-        except FORWARD_ERRORS as error:
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            shape = f"outputs of the shape {tuple(output.shape)}" if isinstance(output, Tensor) else "the outputs"
-            wrong = explain_shapes(output, y, self.classifies) if not self.has_own_loss else None
-            raise RequestError(
-                f"{wrong}." if wrong else f"the loss fails on {shape} and targets of the shape {tuple(y.shape)}: {why}"
-            ) from error
-        if not isinstance(answer, Tensor):
-            raise RequestError(f"the loss must return a tensor, got {type(answer).__name__}.")
-        return answer
-
-    def _own_units(self, y: Tensor) -> Tensor:
-        """Targets as a loss of one's own receives them: in their own units and shape."""
-        y = y * self.scale + self.mean if y.dtype.is_floating_point else y
-        return y[..., None] if self.target_column and not self.own_module else y
-
-    def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+    def call_stacked(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         def call(params: dict[str, Tensor], rows: Tensor) -> Tensor:
             return self.call_with(params, rows.clone() if self.changes_inputs else rows)
 
@@ -395,7 +318,7 @@ class NetworkTask(Task):
         other = {alias: parameters[name] for alias, name in self.aliases.items() if name in parameters}
         return functional_call(self.module, parameters | other, args, named, tie_weights=False)
 
-    def _one_by_one(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+    def call_one_by_one(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         outputs = []
         for c, rows in enumerate(x):
             single = {name: part[c] for name, part in layers.items()}
@@ -423,35 +346,10 @@ class NetworkTask(Task):
             return self.call_with(parameters, *args, **named)
 
         if self.items is None:
-            return self._main_output(self.call_module(call, rows))
+            return self.main_output(self.call_module(call, rows))
         with RANDOM_LOCK, self.device.fork_random_state():
             torch.manual_seed(0)  # of data sets that draw random numbers
-            return torch.cat([self._main_output(self.call_module(call, part)) for part in rows.split(EVALUATED_ITEMS)])
-
-    def _can_stack(self, layers: dict[str, Tensor], x: Tensor) -> bool:
-        """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
-        some = {name: part[:PROBE_CLIENTS].detach().requires_grad_() for name, part in layers.items()}
-        rows = x[:PROBE_CLIENTS, :PROBE_ROWS]
-        try:
-            with warnings.catch_warnings(record=True) as notes, torch.enable_grad():
-                warnings.simplefilter("always")
-                output = self._together(some, rows)
-                torch.autograd.grad(output.sum(), list(some.values()), allow_unused=True)
-                with torch.no_grad():
-                    self._together(some, rows)
-            slow = [note.message for note in notes if str(note.message).startswith(SLOW)]
-            if slow:
-                raise RuntimeError(slow[0])
-            return True
-        except Exception as error:
-            if "random" in str(error):
-                raise RequestError(
-                    "the model draws random numbers when it is evaluated; its predictions could not be repeated."
-                ) from error
-            self._one_by_one({name: part.detach() for name, part in some.items()}, rows)  # fails where the model does
-            why = str(error).splitlines()[0].split(". ")[0]
-            warnings.warn(f"the clients' networks are trained one after another, for torch cannot stack them ({why}).")
-            return False
+            return torch.cat([self.main_output(self.call_module(call, part)) for part in rows.split(EVALUATED_ITEMS)])
 
     def minibatch_loss(self, module: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
@@ -461,21 +359,10 @@ class NetworkTask(Task):
             raise self._explain(x, error) from error
         return self.output_loss(output, y)
 
-    def output_loss(self, output: Any, y: Tensor) -> Tensor:
-        """The loss of what a network returned for a minibatch with targets y [B, ...]."""
-        if self.batch_loss is not None:
-            return self._call_loss(self.batch_loss, self._loss_input(output), self._own_units(y))
-        if self.classifies and y.ndim > 1:  # the mean over all tokens of the minibatch, as torch takes it
-            whole = self._main_output(output)
-            return self._call_loss(F.cross_entropy, align_classes(whole, y), y)
-        if self.has_own_loss and not isinstance(output, Tensor):
-            return self._call_loss(self.row_loss, self._loss_input(output), self._own_units(y)).mean()
-        return self._each_loss(self._main_output(output)[None], y[None])[0].mean()
-
-    def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
+    def row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
         self._probe(batch.x[0], batch.y[0])
         if not self.has_own_loss or not self.is_structured:
-            return self._each_loss(self._forward(layers, batch.x), batch.y)
+            return self.each_loss(self._forward(layers, batch.x), batch.y)
         return torch.stack([self._client_losses(layers, c, batch) for c in range(len(batch.y))])
 
     def _client_losses(self, layers: dict[str, Tensor], c: int, batch: Batch) -> Tensor:
@@ -487,7 +374,7 @@ class NetworkTask(Task):
             return self.call_with(single, *args, **named)
 
         def losses(x: Tensor, y: Tensor) -> Tensor:
-            return self._call_loss(self.row_loss, self._loss_input(self.call_module(call, x)), self._own_units(y))
+            return self.call_loss(self.row_loss, self.loss_input(self.call_module(call, x)), self.own_units(y))
 
         x, y = batch.x[c], batch.y[c]
         with CALLING:
@@ -495,29 +382,14 @@ class NetworkTask(Task):
                 return torch.stack([losses(x[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(y))])
             return losses(x, y).reshape(len(y), -1).mean(1)
 
-    def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """[C, B]: the loss of outputs [C, B, ...]; several numbers of a row are averaged."""
-        lead = y.shape[:2]
-        if not self.has_own_loss and self.units == TARGET_UNITS:
-            output = (output - self.mean) / self.scale
-        targets = y.flatten(0, 1)
-        targets = self._own_units(targets) if self.has_own_loss else targets
-        losses = self._call_loss(self.row_loss, output.flatten(0, 1), targets)
-        rows = lead.numel()
-        if losses.ndim == 0 or len(losses) != rows:
-            raise RequestError(
-                f"the loss must return one number per row, got the shape {tuple(losses.shape)} for {rows} rows."
-            )
-        return losses.reshape(*lead, -1).mean(2)
-
-    def _here(self, w: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+    def to_device(self, w: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
         """Parameters and rows where the network computes."""
         return self.device.load(w), self.device.load_batch(batch)
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
-        w, batch = self._here(w, batch)
+        w, batch = self.to_device(w, batch)
         with torch.no_grad():
-            data = (batch.weight * self._row_losses(self.layers(w), batch)).sum(1)
+            data = (batch.weight * self.row_losses(self.layers(w), batch)).sum(1)
         return self.device.unload(data + self.ridge / 2 * (w[:, : self.parameter_dim] ** 2).sum(1))
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
@@ -532,19 +404,19 @@ class NetworkTask(Task):
                 out[busy] = self.grad(w[busy], Batch(*(part[busy] for part in batch[:3])))
             out[~busy] = self._add_penalty(out[~busy], w[~busy])
             return out
-        w, batch = self._here(w, batch)
+        w, batch = self.to_device(w, batch)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
         if self.is_perceptron and isinstance(self.module, nn.Sequential):
 
             def total(output: Tensor) -> Tensor:
-                return (batch.weight * self._each_loss(output, batch.y)).sum()
+                return (batch.weight * self.each_loss(output, batch.y)).sum()
 
             perceptron_grad(self.module, self.layers(w.detach()), batch.x, total, places)
         elif self.convolutional and not self._is_structured(batch):
-            self._grad_by_client(w, batch, out)
+            network_steps.grad_by_client(self, w, batch, out)
         else:
-            self._grad_by_autograd(w, batch, places)
+            self.grad_by_autograd(w, batch, places)
         return self.device.unload(self._add_penalty(out, w))
 
     def _add_penalty(self, g: Tensor, w: Tensor) -> Tensor:
@@ -598,7 +470,7 @@ class NetworkTask(Task):
         self.is_perceptron, self.kernels = False, "torch"
 
     def step_in_place(self) -> InPlaceStep | None:
-        return self._perceptron_step if self.is_perceptron and self.device.is_cpu else None
+        return partial(network_steps.step_perceptron, self) if self.is_perceptron and self.device.is_cpu else None
 
     @property
     def steps_by_client(self) -> bool:
@@ -606,11 +478,11 @@ class NetworkTask(Task):
         return (self.convolutional or self.is_large_perceptron) and self.device.is_cpu
 
     def local_steps(self, rows: Rows) -> LocalSteps | None:
-        return self._client_by_client if self.steps_by_client and self._reads(rows) else None
+        return partial(network_steps.step_by_client, self) if self.steps_by_client and self._reads(rows) else None
 
     def mixture_steps(self, rows: Rows) -> MixtureSteps | None:
         fused = self.steps_by_client and self.is_perceptron and not self.ridge and self._reads(rows)
-        return self._mixed_client_by_client if fused else None
+        return partial(network_steps.mix_by_client, self) if fused else None
 
     def training_steps(self, rows: Rows) -> TrainingSteps | None:
         """Every client's steps in training mode: see `network_training`."""
@@ -642,74 +514,17 @@ class NetworkTask(Task):
     def _reads(self, rows: Rows) -> bool:
         return type(rows) is Rows and rows.x.dtype == self.dtype
 
-    def _client_by_client(self, v: Tensor, *how: Any) -> None:
-        if self._compiled(how[1]):
-            perceptron_numba.stay(self._net(), v, *how, ridge=self.ridge)
-        elif self.is_perceptron:
-            net = self._net()
-            with net.quick():
-                per_client.stay(perceptron_per_client.client(net), net.labels, v, *how, ridge=self.ridge)
-        else:
-            work = per_client.make_module_update(self.module, self._places(), self._loss_of_one, self.frozen)
-            per_client.stay(work, per_client.keep_labels, v, *how, ridge=self.ridge)
-
-    def _mixed_client_by_client(self, *how: Any) -> None:
-        net, rows, felt = self._net(), how[4], how[8]
-        if self._compiled(rows) and felt.rows is None:
-            perceptron_numba.mix(net, *how)
-            return
-        with net.quick():
-            per_client.mix(perceptron_per_client.make_mixture_update(net), net.labels, *how)
-
-    def _compiled(self, rows: Rows) -> bool:
-        return self.kernels == "numba" and self.compiles and perceptron_numba.can_read(rows)
-
-    def _net(self) -> perceptron_per_client.Perceptron:
-        assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
-        return perceptron_per_client.Perceptron(self.module, self._places(), self._loss_of_one, self.classifies)
-
-    def _places(self) -> dict[str, slice]:
-        return {part.name: part.place for part in self.layout}
-
-    def _loss_of_one(self, output: Tensor, y: Tensor) -> Tensor:
-        """[B], of a lone client."""
-        return self._each_loss(output[None], y[None])[0]
-
-    def _perceptron_step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
-        weight = batch.weight * move.rate
-
-        def slope(output: Tensor) -> Tensor:
-            if not self.classifies:
-                return gradient_at(lambda out: (weight * self._each_loss(out, batch.y)).sum(), output)
-            residual = torch.softmax(output, -1)
-            residual.scatter_add_(-1, batch.y[..., None], residual.new_full((), -1).expand_as(batch.y)[..., None])
-            return residual.mul_(weight[..., None])
-
-        assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
-        perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, self._places())
-
-    def _grad_by_client(self, w: Tensor, batch: Batch, out: Tensor) -> None:
-        """Put the clients' gradients into out [C, d], one after another by a module that is made for speed."""
-        module = per_client.FastModule(self.module, self._places(), self.frozen)
-        for c in range(len(w)):
-            module.load(w[c])
-            with torch.enable_grad():
-                loss = (
-                    batch.weight[c] * self._loss_of_one(self.call_module(module.module, batch.x[c]), batch.y[c])
-                ).sum()
-                module.put_gradient(loss, out[c])
-
     def _is_structured(self, batch: Batch) -> bool:
         self._probe(batch.x[0], batch.y[0])
         return bool(self.is_structured or self.buffer_shapes)
 
-    def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
+    def grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         layers = self.layers(w.detach())
         if self.frozen >= set(self.shapes):
             return  # nothing moves: `_add_penalty` has the zeros
         leaves = {name: layers[name].detach().requires_grad_() for name in self.shapes if name not in self.frozen}
         with torch.enable_grad():
-            total = (batch.weight * self._row_losses(layers | leaves, batch)).sum()
+            total = (batch.weight * self.row_losses(layers | leaves, batch)).sum()
             parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         for place, part in zip(
             (places[name] for name in leaves), parts
@@ -734,9 +549,9 @@ class NetworkTask(Task):
         return reader.predict(w[None], torch.arange(count)[None])[0]
 
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
-        w, batch = self._here(w, batch)
+        w, batch = self.to_device(w, batch)
         with torch.no_grad():
-            losses = self._row_losses(self.layers(w), batch)
+            losses = self.row_losses(self.layers(w), batch)
         return self.device.unload(self.risk_per_loss * losses)
 
     def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
@@ -754,49 +569,7 @@ class NetworkTask(Task):
         return rise.reshape(*batch.y.shape[:2], -1).mean(2).clamp(min=0)
 
     def constants(self, batch: Batch, w: Tensor | None = None, rounds: int = 10) -> Constants:
-        """smooth: the largest curvature at w, by power iteration on Hessian products, or what stands for it where the
-        loss has none there; convexity is unknown (nan), and a single row's curvature a guess from `smooth`."""
-        w = self.start()[None].expand(len(batch.y), -1) if w is None else w
-        w, batch = self._here(w, batch)
-        v = self.device.load(torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype))
-        try:
-            v = self._largest_curvature(w, batch, v, rounds)
-        except RuntimeError:  # a layer of the network has no second derivative in torch
-            for _ in range(rounds):
-                v = self._curve_by_difference(w, batch, v / v.norm(dim=1, keepdim=True).clamp(min=1e-30))
-        smooth = self._or_by_slope(self.device.unload(v.norm(dim=1)), w, batch) + self.ridge
-        nan = torch.full_like(smooth, torch.nan)
-        return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
-
-    def _largest_curvature(self, w: Tensor, batch: Batch, v: Tensor, rounds: int) -> Tensor:
-        leaf = w[:, : self.parameter_dim].detach().clone().requires_grad_()
-        fixed, v = w[:, self.parameter_dim :].detach(), v[:, : self.parameter_dim]
-        with torch.enable_grad():
-            layers = self.layers(torch.cat([leaf, fixed], 1))
-            layers |= {name: layers[name].detach() for name in self.buffer_shapes}
-            total = (batch.weight * self._row_losses(layers, batch)).sum()
-            (g,) = torch.autograd.grad(total, leaf, create_graph=True)
-            for _ in range(rounds):
-                v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
-                (v,) = torch.autograd.grad(g, leaf, v, retain_graph=True)
-        return v
-
-    def _or_by_slope(self, smooth: Tensor, w: Tensor, batch: Batch) -> Tensor:
-        """The curvature [C]; where the loss is flat at w (absolute errors, the arms of Huber's loss), what makes a step
-        of 1 / curvature take off the share FLAT_STEP of the loss, as its slope has it."""
-        slope, height = self.grad(w, batch).square().sum(1), self.loss(w, batch)
-        full = slope / height.clamp(min=torch.finfo(w.dtype).tiny)
-        flat = smooth <= NEGLIGIBLE * full
-        return torch.where(flat & (full > 0), full / FLAT_STEP, torch.where(smooth > 0, smooth, 1.0))
-
-    def _curve_by_difference(self, w: Tensor, batch: Batch, v: Tensor) -> Tensor:
-        """The Hessian times v, |v| = 1, as a central difference of gradients."""
-        far = NUDGE * w.norm(dim=1, keepdim=True).clamp(min=1)
-        v[:, self.parameter_dim :] = 0
-        ahead, behind = torch.zeros_like(v), torch.zeros_like(v)
-        self._grad_by_autograd(w + far * v, batch, self.layers(ahead))
-        self._grad_by_autograd(w - far * v, batch, self.layers(behind))
-        return (ahead - behind) / (2 * far)
+        return curvature_constants(self, batch, w, rounds)
 
 
 def _freeze(task: NetworkTask, names: frozenset[str]) -> NetworkTask:
@@ -804,34 +577,3 @@ def _freeze(task: NetworkTask, names: frozenset[str]) -> NetworkTask:
     frozen.copy_settings(task)
     frozen.frozen = names
     return frozen
-
-
-class TargetUnitsModule(nn.Module):
-    """A network that was trained on (y - mean) / scale, and answers in the units of y."""
-
-    def __init__(self, net: nn.Module, mean: float, scale: float):
-        super().__init__()
-        self.net = net
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self.net(x)
-        return output * self.scale.to(output.dtype) + self.mean.to(output.dtype)
-
-
-def build_module(task: Task, w: Tensor, mean: float = 0.0, scale: float = 1.0) -> nn.Module:
-    """The network with the parameters w [d], ready to be used: evaluation mode, answers in the target's own units.
-
-    `mean` and `scale` are those of the target that the rows were standardised by. Classes and labels come as logits.
-    """
-    if not isinstance(task, NetworkTask):
-        raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
-    net = task.device.unload_module(copy.deepcopy(task.module))
-    values = task.layers(w[None])
-    with torch.no_grad():
-        for name, part in (*net.named_parameters(), *net.named_buffers()):
-            if name in values:
-                part.copy_(values[name][0] if part.dtype.is_floating_point else values[name][0].round())
-    plain = task.units == TARGET_UNITS or task.metric == "log-loss" or (mean == 0 and scale == 1)
-    return (net if plain else TargetUnitsModule(net, mean, scale)).eval()

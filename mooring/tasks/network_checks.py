@@ -1,5 +1,5 @@
 """What is checked of a network before it is trained: whether it can be copied and called with other parameters, which
-buffers a forward pass changes, and whether faster forms of its gradient equal torch's own."""
+buffers and random numbers a forward pass uses, and whether faster forms of its gradient equal torch's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.task import trained_blocks
-from mooring.tasks.network_inputs import main_output
+from mooring.tasks.network_losses import FORWARD_ERRORS, main_output
 
 if TYPE_CHECKING:
     from mooring.tasks.network import NetworkTask
@@ -24,6 +24,8 @@ GRADIENT_TOLERANCE = 1e-3  # of two forms of a gradient, as a share of its large
 MAX_ROUNDINGS = 16  # the same in units of the number format, for parameters of low precision
 SHIFT = 0.01  # how far the models of a check are from the start, as a share of its size
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
+SLOW = "There is a performance drop"  # how torch begins to say that it stacks by a loop of its own
 PARAMETRIZED = ".parametrizations."  # in names of parameters that torch.nn.utils.parametrize computes others from
 
 
@@ -41,6 +43,11 @@ def check_module(module: nn.Module) -> None:
                 f"layer '{path}' keeps the computed tensor '{computed[0]}', as torch.nn.utils.weight_norm, "
                 "spectral_norm and pruning do; use torch.nn.utils.parametrizations, or prune.remove."
             )
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.track_running_stats:
+            raise RequestError(
+                f"layer '{path}' is a {type(layer).__name__} without running statistics: its answer at a row would "
+                "depend on the other rows of a batch. Set track_running_stats = True, or use nn.GroupNorm."
+            )
     for name, part in module.named_parameters():
         if part.dtype.is_complex:
             raise RequestError(f"parameter '{name}' is complex; give its real and imaginary parts as two parameters.")
@@ -51,14 +58,6 @@ def check_module(module: nn.Module) -> None:
     types = {part.dtype for part in module.parameters() if part.requires_grad}
     if len(types) > 1:
         raise RequestError(f"the parameters are of several types, {', '.join(sorted(map(str, types)))}; use one.")
-
-
-def check_loss(loss: object) -> None:
-    """Refuse losses that cannot be used as given."""
-    if isinstance(loss, type):
-        raise RequestError(f"the loss is a class; give an object of it, {loss.__name__}().")
-    if isinstance(loss, nn.Module) and any(part.requires_grad for part in loss.parameters()):
-        raise RequestError("the loss has parameters to train; make them parameters of the model.")
 
 
 def layer_name(parameter: str) -> str:
@@ -82,7 +81,7 @@ def check_head(task: NetworkTask, rows: Tensor) -> None:
         with torch.enable_grad():
             output = task.call_module(lambda *a, **k: task.call_with(layers, *a, **k), task.device.load(rows))
             slopes = torch.autograd.grad(main_output(output).sum(), head, allow_unused=True)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+    except FORWARD_ERRORS:
         return  # explained where the network is used; or the output has no gradient of its own
     finally:
         for handle in handles:
@@ -159,3 +158,58 @@ def is_faithful(task: NetworkTask, x: Tensor, y: Tensor) -> bool:
     tolerance = max(GRADIENT_TOLERANCE, MAX_ROUNDINGS * torch.finfo(expected.dtype).eps)
     unequal = (fast - expected).abs().max() > tolerance * expected.abs().max()
     return not bool(unequal)
+
+
+def can_stack(task: NetworkTask, layers: dict[str, Tensor], x: Tensor) -> bool:
+    """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
+    some = {name: part[:PROBE_CLIENTS].detach().requires_grad_() for name, part in layers.items()}
+    rows = x[:PROBE_CLIENTS, :PROBE_ROWS]
+    try:
+        with warnings.catch_warnings(record=True) as notes, torch.enable_grad():
+            warnings.simplefilter("always")
+            output = task.call_stacked(some, rows)
+            torch.autograd.grad(output.sum(), list(some.values()), allow_unused=True)
+            with torch.no_grad():
+                task.call_stacked(some, rows)
+        slow = [note.message for note in notes if str(note.message).startswith(SLOW)]
+        if slow:
+            raise RuntimeError(slow[0])
+        return True
+    except Exception as error:
+        if "random" in str(error):
+            raise RequestError(
+                "the model draws random numbers when it is evaluated; its predictions could not be repeated."
+            ) from error
+        task.call_one_by_one({name: part.detach() for name, part in some.items()}, rows)  # fails where the model does
+        why = str(error).splitlines()[0].split(". ")[0]
+        warnings.warn(f"the clients' networks are trained one after another, for torch cannot stack them ({why}).")
+        return False
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether a normalization layer keeps the statistics that it was made with: all its parameters are frozen."""
+    parameters = list(layer.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
+
+
+def tracked_buffers(module: nn.Module) -> dict[str, torch.Size]:
+    """The shapes of the buffers that training changes: running statistics of normalization layers."""
+    shapes: dict[str, torch.Size] = {}
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats and not is_frozen(layer):
+            shapes |= {f"{path}.{name}".lstrip("."): b.shape for name, b in layer.named_buffers(recurse=False)}
+    return shapes
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether one of torch's own layers draws random numbers in training."""
+    layers = list(module.modules())
+    return any(getattr(layer, "p", 0) for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)) or any(
+        isinstance(layer, nn.RReLU) or getattr(layer, "dropout", 0.0) not in (0, 0.0, None) for layer in layers
+    )
+
+
+def may_be_random(module: nn.Module) -> bool:
+    """Whether training may draw random numbers: dropout, or a forward pass that is not torch's own."""
+    own = any(not type(layer).__module__.startswith("torch.nn.") for layer in module.modules())
+    return own or has_dropout(module)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task, head_coefficients, trained_blocks
-from mooring.tasks.network import FORWARD_ERRORS, NetworkTask
-from mooring.tasks.network_inputs import main_output
+from mooring.tasks.network import NetworkTask
+from mooring.tasks.network_losses import FORWARD_ERRORS, main_output
 
 
 class TwoHeads(nn.Module):
@@ -66,14 +66,14 @@ class TwoHeadedTask(NetworkTask):
         """The network with one head was probed (`add_personal_head`)."""
 
     def output_loss(self, output: object, y: Tensor) -> Tensor:
-        generic, personal = self._main_output(output).chunk(2)
+        generic, personal = self.main_output(output).chunk(2)
         return super().output_loss(generic, y) + super().output_loss(personal, y)
 
-    def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
+    def each_loss(self, output: Tensor, y: Tensor) -> Tensor:
         if output.shape[1] == y.shape[1]:  # of one head
-            return super()._each_loss(output, y)
+            return super().each_loss(output, y)
         generic, personal = output.chunk(2, 1)
-        return super()._each_loss(generic, y) + super()._each_loss(personal, y)
+        return super().each_loss(generic, y) + super().each_loss(personal, y)
 
 
 def add_personal_head(task: Task, rows: Rows) -> TwoHeadedTask | None:

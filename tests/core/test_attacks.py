@@ -107,7 +107,8 @@ ADDITIVE = sorted({name for name, *_ in CASES if build(name, {}).additive and na
 @pytest.mark.parametrize("spec", ["median", "trimmed", "clipped", "geometric", "krum"])
 def test_every_algorithm_whose_messages_are_changes_takes_them(name, spec):
     """Without liars the personal or common models stay finite and useful: no worse than saying nothing."""
-    loss, outcome = trained(name, {}, average=spec, rounds=6)
+    # a training row is its own neighbor: only with a fixed weight of the neighbors do losses before and after compare
+    loss, outcome = trained(name, {"alpha": 0.5} if name == "knn_per" else {}, average=spec, rounds=6)
     assert np.isfinite(loss) and outcome.last.train_loss < outcome.state.first_loss
 
 

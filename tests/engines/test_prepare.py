@@ -20,7 +20,7 @@ from mooring.runs.runfile import make_run
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Quantile
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.network_inputs import LOSSES
+from mooring.tasks.network_losses import LOSSES
 from tests.support.problems import linear_clients, logistic_clients
 
 BINARY = replace(logistic_clients(), classes=("no", "yes"))

@@ -11,6 +11,7 @@ from mooring.core.errors import RequestError
 from mooring.tasks.fused.perceptron_stacked import is_perceptron
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
+from mooring.tasks.network_curvature import curve_by_difference
 
 
 def net():
@@ -99,7 +100,7 @@ def test_curvature_equals_the_hessian():
     task64 = NetworkTask(lambda: net().double())
     rows = rows._replace(x=rows.x.double(), weight=rows.weight.double())
     full = torch.autograd.functional.hessian(
-        lambda v: (rows.weight * task64._row_losses(task64.layers(v[None]), rows)).sum(), w[0]
+        lambda v: (rows.weight * task64.row_losses(task64.layers(v[None]), rows)).sum(), w[0]
     )
     found = task64.constants(rows, w, rounds=200).smooth[0]
     torch.testing.assert_close(found, torch.linalg.eigvalsh(full).abs().max(), rtol=1e-3, atol=1e-6)
@@ -133,11 +134,11 @@ def test_curvature_by_differences_is_the_curvature(frozen):
     v = torch.nn.functional.normalize(
         torch.randn(3, task.dim, dtype=w.dtype, generator=torch.Generator().manual_seed(1))
     )
-    found = task._curve_by_difference(w, rows, v)
+    found = curve_by_difference(task, w, rows, v)
     for i in range(3):
         mine = Batch(*(part[i : i + 1] for part in rows[:3]))
         hessian = torch.autograd.functional.hessian(
-            lambda u, mine=mine: (mine.weight * task._row_losses(task.layers(u[None]), mine)).sum(), w[i]
+            lambda u, mine=mine: (mine.weight * task.row_losses(task.layers(u[None]), mine)).sum(), w[i]
         )
         # the remainder of a central difference is of the order of the step squared
         torch.testing.assert_close(found[i], hessian @ v[i], rtol=1e-3, atol=1e-4)
