@@ -3,6 +3,7 @@
 Files get their markers by name, so that `make test` and `make check` select them without a list: see FILE_MARKERS.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(items):
         for part, marker in FILE_MARKERS.items():
             if part in place:
                 item.add_marker(marker)
+
+
+def pytest_collection_finish():
+    """Collections during tests skip the modules, which live as long as the process: 2% of all time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

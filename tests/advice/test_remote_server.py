@@ -16,6 +16,7 @@ from mooring.advice.advise import advise
 from mooring.advice.candidates.client_noise import sum_squares
 from mooring.advice.folds import assign_folds, number_distinct_rows
 from mooring.advice.new_clients.personalize import personalize
+from mooring.advice.remote import access
 from mooring.advice.remote.client_node import AdviceClientNode
 from mooring.advice.remote.server import advise_federation
 from mooring.advice.reporting.sentences import MODEL_PHRASES
@@ -199,8 +200,9 @@ def test_splines_and_products_are_those_of_one_process(federation):
     assert open_run(out).schema["shape"] == other.as_json()
 
 
-def test_a_boosted_score_is_made_inside_every_fold(tmp_path):
+def test_a_boosted_score_is_made_inside_every_fold(tmp_path, monkeypatch):
     """Trees learn what the linear models miss; the number of messages is announced, and clients predict with them."""
+    monkeypatch.setattr(access, "MAX_TREES", 16)
     path = write_case("bent", tmp_path)
     path.write_text(path.read_text().replace('shape = "spline"', 'shape = "boosted"'))
     homes, said = homes_of(path, tmp_path / "state"), []

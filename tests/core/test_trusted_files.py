@@ -88,11 +88,12 @@ def test_what_is_given_on_the_command_line_is_run(here, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [["resume", "mine"], ["predict", "mine", "rows.csv"], ["personalize", "mine", "rows.csv"]]
+    "command", [["resume", "mine"], ["predict", "mine", "rows.csv"], ["personalize", "mine", "few.csv"]]
 )
 def test_an_untrusted_run_directory_runs_no_code(here, new_user, capsys, command):
     mooring.fit("rows.csv", model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
+    pd.read_csv("rows.csv").query("client == 'c0'").head(4).to_csv("few.csv", index=False)
     new_user()
     trusted_files._remember(trusted_files.DATA, str(here / "rows.csv"))
     with pytest.raises(SystemExit) as left:

@@ -77,7 +77,7 @@ def alone(frame, **more):
     return [member(rows, **more) for _, rows in frame.groupby("site", sort=False)]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     seed=st.integers(0, 10**6),
     clients=st.integers(2, 7),

@@ -215,8 +215,8 @@ def test_a_header_of_any_length_is_read_to_its_end(tmp_path, monkeypatch):
     moved = "\n".join(",".join([*line.split(",")[1:], line.split(",")[0]]) for line in text.splitlines()) + "\n"
     (tmp_path / "data.csv").write_text(moved)  # the client column comes last
     assert load(tmp_path / "data.csv", client="site", target="y").names == ("007", "7")
-    (tmp_path / "data.csv").write_text(wide(8_000, 6))
-    assert file_readers.read_file(tmp_path / "data.csv", file_readers.CellReading())[0].shape == (6, 8_002)
+    (tmp_path / "data.csv").write_text(wide(4_500, 6))
+    assert file_readers.read_file(tmp_path / "data.csv", file_readers.CellReading())[0].shape == (6, 4_502)
 
 
 def test_names_such_as_na_are_names_and_only_an_empty_cell_is_missing(tmp_path):

@@ -354,6 +354,7 @@ def test_a_part_of_an_experiment_says_that_it_is_one():
         (("--only", "method=FedProx"), "--only leaves out what is compared"),
     ],
 )
-def test_parts_that_cannot_be_run_are_refused(words, sentence, tmp_path, capsys, session_cache):
+def test_parts_that_cannot_be_run_are_refused(words, sentence, tmp_path, capsys, session_cache, monkeypatch):
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # starting processes takes longer than these trials
     assert run("reproduce", "effect-tab3", "--preset", "smoke", "--out", str(tmp_path / "out"), *words) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())

@@ -22,8 +22,16 @@ from mooring.runs.atomic_files import read_json
 
 @pytest.mark.parametrize("one", catalog.list_experiments())
 def test_smoke(one, session_cache, tmp_path, monkeypatch):
-    """Drawn as SVG; `test_command.py` holds PNG files to theirs."""
+    """Drawn as SVG without a layout: `test_command.py` has that of PNG files, `test_figures_are_laid_out` of these."""
     monkeypatch.setattr(experiment_figures, "FILE_ENDINGS", ("svg",))
+    usual = experiment_figures.create_figure
+
+    def without_layout(width, height):
+        figure = usual(width, height)
+        figure.set_layout_engine("none")
+        return figure
+
+    monkeypatch.setattr(experiment_figures, "create_figure", without_layout)
     (record,) = reproduce(one, "smoke", tmp_path, workers=1)
     draw_record(record, tmp_path)
     experiment = catalog.load_experiment(one).experiment
@@ -38,6 +46,15 @@ def test_smoke(one, session_cache, tmp_path, monkeypatch):
     for text in map(format_record_table, record["tables"]):
         rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
         assert len(rows) > 2 and len(set(rows)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", catalog.list_experiments())
+def test_figures_are_laid_out(one, session_cache, tmp_path):
+    """Nothing collapses: Matplotlib warns of axes without room, and warnings are errors."""
+    (record,) = reproduce(one, "smoke", tmp_path, workers=1)
+    draw_record(record, tmp_path)
+    assert not record["panels"] or (tmp_path / f"{one}-smoke.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("one", catalog.list_experiments())

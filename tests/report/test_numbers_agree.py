@@ -297,6 +297,7 @@ def test_predictions_use_the_recommended_models(run):
         assert set(predicted.loc[mine, "model"]) == {kind}
 
 
+@pytest.mark.browser
 @needs_browser
 def test_cards_praise_only_the_recommended_model(shown):
     """Every client's card: each percentage follows from the two losses in its sentence and in its table."""
