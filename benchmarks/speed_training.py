@@ -90,7 +90,7 @@ class Training:
         data = self.clients.cohort()
         counts = torch.full((len(data),), self.algorithm.steps)
         batches = draw_rows(data, self.turn, batch=BATCH, counts=counts)
-        return torch.from_numpy(np.stack([batch.place for batch in batches], 1))
+        return torch.from_numpy(np.stack([batch.row_index for batch in batches], 1))
 
     def layers(self, w: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the perceptron with parameters w, matrices as [in, out]."""

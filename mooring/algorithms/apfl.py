@@ -205,7 +205,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         mixture = Mixture(
             *run_mixture_steps(
                 steps, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
-                feels=self.adapts_in, held_out=self.adapt_on == "validation", pull=self.alpha_pull,
+                moves_in_step=self.adapts_in, on_validation=self.adapt_on == "validation", pull=self.alpha_pull,
                 by_parts=self.alpha_by == "parts",
             )
         )  # fmt: skip

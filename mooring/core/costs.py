@@ -164,9 +164,9 @@ class MeteredTask:
         if steps is None:
             return None
 
-        def counted(v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, *terms: object) -> None:
+        def counted(v: Tensor, start: Tensor, rows: Rows, row_index: np.ndarray, n: np.ndarray, *terms: object) -> None:
             self._meter.samples += int(n.sum())
             self._meter.gradients += int(n.sum())
-            steps(v, begin, rows, place, n, *terms)
+            steps(v, start, rows, row_index, n, *terms)
 
         return counted

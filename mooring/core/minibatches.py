@@ -35,9 +35,9 @@ class Step(NamedTuple):
 
 
 class RowDraw(NamedTuple):
-    """Which rows a step takes: client c those at place[c, : n[c]] of the pool; what follows is padding."""
+    """The rows of a step: row_index[c, : n[c]] of the pool for client c; the other numbers are padding."""
 
-    place: np.ndarray  # [C, B]
+    row_index: np.ndarray  # [C, B]
     n: np.ndarray  # [C]
 
 
@@ -112,8 +112,8 @@ def minibatches(
             yield step(k, all_rows)
         return
     for k, drawn in enumerate(draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws, part=part)):
-        valid = torch.from_numpy(np.arange(drawn.place.shape[1]) < drawn.n[:, None])
-        yield step(k, rows.take(torch.from_numpy(drawn.place), valid))
+        valid = torch.from_numpy(np.arange(drawn.row_index.shape[1]) < drawn.n[:, None])
+        yield step(k, rows.take(torch.from_numpy(drawn.row_index), valid))
 
 
 def forward_keys(data: CohortData, round: Round, slot: int, steps: int | np.ndarray) -> np.ndarray:
@@ -153,8 +153,8 @@ def draw_rows(
     if draws == "replacement":
         for k in range(most):
             u = uniforms(seeds[:, None], "batches", data.keys[:, None], round.t, slot, k, np.arange(batch))
-            place = np.floor(u * sizes[:, None]).astype(np.int64)
-            yield RowDraw(np.minimum(start[:, None] + place, last), np.where(sizes > 0, batch, 0))
+            row_index = np.floor(u * sizes[:, None]).astype(np.int64)
+            yield RowDraw(np.minimum(start[:, None] + row_index, last), np.where(sizes > 0, batch, 0))
         return
 
     column = np.arange(min(batch, int(sizes.max())))
@@ -173,9 +173,9 @@ def draw_rows(
             order[np.repeat(offset[fresh], used) + counts_to_positions(used)] = draw_order(state, sizes[fresh], used)
         begin = k % per_epoch * batch
         n = np.clip(sizes - begin, 0, len(column))
-        spot = np.where(column < n[:, None], (offset + begin)[:, None] + column, 0)
-        place = np.where(column < n[:, None], order[spot], 0)
-        yield RowDraw(np.minimum(start[:, None] + place, last), n)
+        position = np.where(column < n[:, None], (offset + begin)[:, None] + column, 0)
+        row_index = np.where(column < n[:, None], order[position], 0)
+        yield RowDraw(np.minimum(start[:, None] + row_index, last), n)
 
 
 def _draw_alike(
@@ -197,12 +197,12 @@ def _draw_alike(
         order = draw_order(state, everyone, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
         full = np.full(len(start), min(batch, size))
         for begin in range(0, used, batch):
-            place = order[:, begin : begin + batch]
-            missing = min(batch, size) - place.shape[1]  # a last batch may be short
+            row_index = order[:, begin : begin + batch]
+            missing = min(batch, size) - row_index.shape[1]  # a last batch may be short
             if missing:
-                yield RowDraw(np.hstack([place, np.repeat(start[:, None], missing, 1)]), full - missing)
+                yield RowDraw(np.hstack([row_index, np.repeat(start[:, None], missing, 1)]), full - missing)
             else:
-                yield RowDraw(place, full)
+                yield RowDraw(row_index, full)
 
 
 def draw_order(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.ndarray:

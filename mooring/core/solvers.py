@@ -22,7 +22,7 @@ from mooring.core.optimizers import Optimizer
 from mooring.core.sgd_step import MixtureUpdate, Pull, step_terms
 from mooring.core.task import LocalSteps, MixtureSteps, Task
 
-MAX_DRAWN_ROWS = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
+MAX_DRAWN_ROWS = 1 << 22  # drawn before steps are taken: bounds memory
 PLAIN_SGD = Optimizer()
 StepSize = float | Tensor | Callable[[int], float | Tensor]
 
@@ -145,9 +145,9 @@ def train(
         v = w.expand(len(data), -1).clone()
         state = rule.init(len(v), task.gradient_dim, v) if state is None else state
         first = 0
-        for place, n, sizes in step_pieces(drawn, counts, eta, v.dtype):
+        for row_index, n, sizes in step_pieces(drawn, counts, eta, v.dtype):
             keys = forward_keys(data, round, slot, np.arange(first, first + len(sizes))[:, None])
-            training_steps(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys, fixed))
+            training_steps(v, v, data.train, row_index, n, sizes, StepContext(pull, shift, rule, state, keys, fixed))
             first += len(sizes)
         return v, state
     fusible = rule.is_plain and (region is None or frozen is not None)
@@ -196,12 +196,12 @@ def run_local_steps(
     shift: Tensor | None,
 ) -> Tensor:
     """[C, d]: the models after all local steps, taken as many at once as MAX_DRAWN_ROWS allows."""
-    begin = w if w.ndim == 2 else w[None]
-    v = begin.new_empty(len(rows), begin.shape[1])
-    for place, n, rate in step_pieces(drawn, counts, eta, v.dtype):
-        local_steps(v, begin, rows, place, n, rate, pull, shift)
-        begin = v
-    return v if begin is v else v.copy_(begin)
+    start = w if w.ndim == 2 else w[None]
+    v = start.new_empty(len(rows), start.shape[1])
+    for row_index, n, rate in step_pieces(drawn, counts, eta, v.dtype):
+        local_steps(v, start, rows, row_index, n, rate, pull, shift)
+        start = v
+    return v if start is v else v.copy_(start)
 
 
 def run_mixture_steps(
@@ -216,57 +216,58 @@ def run_mixture_steps(
     batch: int | None,
     steps: int | Tensor | None,
     draws: str,
-    feels: Callable[[int], bool],
-    held_out: bool,
+    moves_in_step: Callable[[int], bool],
+    on_validation: bool,
     pull: float,
     by_parts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """w [C, d], v [C, d] and alpha [C] after the local steps of APFL, by a task that takes many at once.
 
-    feels(k) is whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 where
-    they are `held_out`, for clients that have any; `pull` and `by_parts` are those of `MixtureUpdate`.
+    moves_in_step(k) is whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 if
+    `on_validation`, for clients that have any; `pull` and `by_parts` are those of `MixtureUpdate`.
     """
     counts = count_local_steps(data.train.size, batch, steps, None)
     drawn = draw_rows(data, round, batch=batch, counts=counts, draws=draws)
-    held_out_draws = draw_rows(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
-    begin, own, alpha = w.expand_as(v)[:1] if w.ndim == 1 else w, v, alpha.clone()
+    validation_draws = draw_rows(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
+    w_start, v_start, alpha = w.expand_as(v)[:1] if w.ndim == 1 else w, v, alpha.clone()
     w, v, k = v.new_empty(v.shape), v.new_empty(v.shape), 0
-    for place, n, rate in step_pieces(drawn, counts, eta, v.dtype):
-        moves = [feels(j) for j in range(k, k + len(rate))]
-        seen = [next(held_out_draws) for now in moves if held_out and now]
-        busy = (rate != 0)[moves]
-        felt = MixtureUpdate(moves, None, place[:0], n[:0], pull, by_parts)
-        if seen:
-            shown = np.stack([draw.n for draw in seen])
-            felt = felt._replace(
-                rows=data.validation, place=np.stack([draw.place for draw in seen]), n=np.where(busy, shown, 0)
+    for row_index, n, rate in step_pieces(drawn, counts, eta, v.dtype):
+        moves = [moves_in_step(j) for j in range(k, k + len(rate))]
+        validation = [next(validation_draws) for moved in moves if on_validation and moved]
+        is_active = (rate != 0)[moves]
+        update = MixtureUpdate(moves, None, row_index[:0], n[:0], pull, by_parts)
+        if validation:
+            update = update._replace(
+                rows=data.validation,
+                row_index=np.stack([draw.row_index for draw in validation]),
+                n=np.where(is_active, np.stack([draw.n for draw in validation]), 0),
             )
-        mixture_steps(w, v, alpha, (begin, own), data.train, place, n, rate, felt)
-        begin, own, k = w, v, k + len(rate)
-    return (w, v, alpha) if k else (w.copy_(begin), v.copy_(own), alpha)
+        mixture_steps(w, v, alpha, (w_start, v_start), data.train, row_index, n, rate, update)
+        w_start, v_start, k = w, v, k + len(rate)
+    return (w, v, alpha) if k else (w.copy_(w_start), v.copy_(v_start), alpha)
 
 
 def step_pieces(
     drawn: Iterator[RowDraw], counts: Tensor, eta: StepSize, dtype: torch.dtype
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Steps in pieces of at most MAX_DRAWN_ROWS places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
-    who are done."""
-    waiting: list[RowDraw] = []
+    """Steps in pieces of at most MAX_DRAWN_ROWS rows: row_index [S, C, B], n [S, C] and rate [S, C], which is 0 for
+    clients that have no steps left."""
+    pending: list[RowDraw] = []
     dtype = torch.float32 if dtype == torch.bfloat16 else dtype  # which numpy lacks
     last = int(counts.max()) if len(counts) else 0
-    for k, now in enumerate(drawn):
-        waiting.append(now)
-        if len(waiting) * now.place.size < MAX_DRAWN_ROWS and k + 1 < last:
+    for k, draw in enumerate(drawn):
+        pending.append(draw)
+        if len(pending) * draw.row_index.size < MAX_DRAWN_ROWS and k + 1 < last:
             continue
-        steps = range(k + 1 - len(waiting), k + 1)
-        busy = np.array(steps)[:, None] < counts.numpy()
-        place, n = np.stack([draw.place for draw in waiting]), np.stack([draw.n for draw in waiting])
+        steps = range(k + 1 - len(pending), k + 1)
+        is_active = np.array(steps)[:, None] < counts.numpy()
+        row_index, n = np.stack([draw.row_index for draw in pending]), np.stack([draw.n for draw in pending])
         timed_steps = steps if callable(eta) else steps[:1]  # the same in all steps
         sizes = [
             torch.as_tensor(eta(j) if callable(eta) else eta, dtype=dtype).expand(len(counts)) for j in timed_steps
         ]
-        yield place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy
-        waiting = []
+        yield row_index, np.where(is_active, n, 0), torch.stack(sizes).numpy() * is_active
+        pending = []
 
 
 def record_tolerance(task: Task, v: Tensor, rows: Condensed, lam: float | Tensor, center: Tensor, tol: float) -> None:

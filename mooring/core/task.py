@@ -329,11 +329,11 @@ class Task(ABC):
 
 
 InPlaceStep = Callable[[Tensor, Batch, "StepTerms"], None]
-# Each puts models [C, d] into its first argument; `place` [S, C, B], `n` [S, C] and `rate` [S, C] are the rows and step
-# sizes of S steps, and what follows are the terms of `core.solvers`.
-LocalSteps = Callable[..., None]  # (v, begin, rows, place, n, rate, pull, shift)
-MixtureSteps = Callable[..., None]  # (w, v, alpha, begin, rows, place, n, rate, update: MixtureUpdate)
-TrainingSteps = Callable[..., None]  # (v, begin, rows, place, n, rate, context: StepContext)
+# Each writes models [C, d] into its first argument; `row_index` [S, C, B], `n` [S, C] and `rate` [S, C] are the rows
+# and step sizes of S steps; the last arguments are the terms of `core.solvers`.
+LocalSteps = Callable[..., None]  # (v, start, rows, row_index, n, rate, pull, shift)
+MixtureSteps = Callable[..., None]  # (w, v, alpha, start, rows, row_index, n, rate, update: MixtureUpdate)
+TrainingSteps = Callable[..., None]  # (v, start, rows, row_index, n, rate, context: StepContext)
 
 
 @runtime_checkable

@@ -96,7 +96,7 @@ class Linear(Task):
 
     def _step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         residual = (batch.weight * move.rate) * (self.predict(v, batch.x) - batch.y)
-        factor = move.keep(v, self.ridge)
+        factor = move.shrink(v, self.ridge)
         v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=factor, alpha=-1)
         if self.intercept:
             v[:, -1].mul_(factor).sub_(residual.sum(1))

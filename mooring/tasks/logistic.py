@@ -122,7 +122,7 @@ class Logistic(Task):
 
     def _step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         scored = self._residual(self.logits(v, batch.x), batch.y).mul_((batch.weight * move.rate)[..., None])
-        factor = move.keep(v, self.ridge)
+        factor = move.shrink(v, self.ridge)
         slopes = v[:, : self.features * self.scores].view(-1, self.features, self.scores)
         slopes.baddbmm_(batch.x.mT, scored, beta=factor, alpha=-1)
         if self.intercept:

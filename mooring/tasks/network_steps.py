@@ -26,24 +26,26 @@ def can_compile(task: NetworkTask) -> bool:
 def step_by_client(task: NetworkTask, v: Tensor, *how: Any) -> None:
     """Take many local steps (`core.task.LocalSteps`)."""
     if _uses_compiled_steps(task, how[1]):
-        perceptron_numba.stay(perceptron_of(task), v, *how, ridge=task.ridge)
+        perceptron_numba.run_local_steps(perceptron_of(task), v, *how, ridge=task.ridge)
     elif task.is_perceptron:
         net = perceptron_of(task)
         with net.quick():
-            per_client.stay(perceptron_per_client.client(net), net.labels, v, *how, ridge=task.ridge)
+            per_client.run_local_steps(
+                perceptron_per_client.make_client_update(net), net.labels, v, *how, ridge=task.ridge
+            )
     else:
         work = per_client.make_module_update(task.module, _places(task), _client_loss(task), task.frozen)
-        per_client.stay(work, per_client.keep_labels, v, *how, ridge=task.ridge)
+        per_client.run_local_steps(work, per_client.identity, v, *how, ridge=task.ridge)
 
 
 def mix_by_client(task: NetworkTask, *how: Any) -> None:
     """Take many steps of a perceptron and its mixture with a second one (`core.task.MixtureSteps`)."""
-    net, rows, felt = perceptron_of(task), how[4], how[8]
-    if _uses_compiled_steps(task, rows) and felt.rows is None:
-        perceptron_numba.mix(net, *how)
+    net, rows, update = perceptron_of(task), how[4], how[8]
+    if _uses_compiled_steps(task, rows) and update.rows is None:
+        perceptron_numba.run_mixture_steps(net, *how)
         return
     with net.quick():
-        per_client.mix(perceptron_per_client.make_mixture_update(net), net.labels, *how)
+        per_client.run_mixture_steps(perceptron_per_client.make_mixture_update(net), net.labels, *how)
 
 
 def _uses_compiled_steps(task: NetworkTask, rows: Rows) -> bool:
@@ -86,4 +88,4 @@ def grad_by_client(task: NetworkTask, w: Tensor, batch: Batch, out: Tensor) -> N
         module.load(w[c])
         with torch.enable_grad():
             loss = (batch.weight[c] * losses(task.call_module(module.module, batch.x[c]), batch.y[c])).sum()
-            module.put_gradient(loss, out[c])
+            module.write_gradient(loss, out[c])

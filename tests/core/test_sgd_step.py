@@ -204,7 +204,7 @@ def compiled_network(make, monkeypatch, **options):
 @pytest.mark.parametrize("pull,work", PULLS_AND_WORKS)
 @pytest.mark.parametrize("make", [bent_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
 def test_compiled_networks_follow_the_gradient(make, pull, work, by_hand, monkeypatch):
-    monkeypatch.setattr(perceptron_numba, "by_hand", lambda inputs, outputs: by_hand)
+    monkeypatch.setattr(perceptron_numba, "is_summed_directly", lambda inputs, outputs: by_hand)
     task = compiled_network(double(make), monkeypatch, ridge=0.1)
     data, w = cohort(task), task.start(0) + 0.1
     pulled, shift = pulls(task.dim)[pull]
@@ -222,10 +222,10 @@ def test_compiled_networks_of_many_outputs_and_rows_follow_the_gradient(batch, m
     data, w, found = cohort(task, sizes=[70, 140]), task.start(0) + 0.1, []
     expected = along_the_gradient(task, w, data, 0.1, None, None, batch=batch, steps=4)
     for hand in (True, False):
-        monkeypatch.setattr(perceptron_numba, "by_hand", lambda inputs, outputs, hand=hand: hand)
+        monkeypatch.setattr(perceptron_numba, "is_summed_directly", lambda inputs, outputs, hand=hand: hand)
         found.append(sgd(task, w, data, TURN, 0.1, batch=batch, steps=4))
         torch.testing.assert_close(found[-1], expected, rtol=1e-11, atol=1e-12)
-    assert batch <= perceptron_numba.MANY or torch.equal(*found)
+    assert batch <= perceptron_numba.MAX_DIRECT_ROWS or torch.equal(*found)
 
 
 def test_networks_of_other_layers_losses_and_sizes_are_not_compiled(monkeypatch):
@@ -320,7 +320,7 @@ def visited(algorithm, task, data, turns=3):
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("make", [bent_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
 def test_compiled_mixtures_follow_their_gradients(make, mixture, by_hand, monkeypatch):
-    monkeypatch.setattr(perceptron_numba, "by_hand", lambda inputs, outputs: by_hand)
+    monkeypatch.setattr(perceptron_numba, "is_summed_directly", lambda inputs, outputs: by_hand)
     with monkeypatch.context() as large:
         compiled_network(double(make), large)  # or this is skipped
     test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeypatch, "numba")

@@ -308,7 +308,7 @@ def beside_a_plain_loop(make, inputs, y, loss, torch_loss, optimizer="sgd", item
                 part.data.copy_(fixed)
         stepper = rule([p for p in net.parameters() if p.requires_grad])
         for s in range(int(counts[c])):
-            places = torch.from_numpy(draws[s].place[c, : draws[s].n[c]])
+            places = torch.from_numpy(draws[s].row_index[c, : draws[s].n[c]])
             for layer in net.modules():
                 if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
                     layer.train(len(places) > 1)

@@ -120,7 +120,9 @@ def compare(make_net, optimizer, loss="cross_entropy", torch_loss=functional.cro
     for c in range(2):
         net = copy.deepcopy(task._made(3))
         steps = int(counts[c])
-        places = [torch.from_numpy(draws[s].place[c, : draws[s].n[c]]) - clients.train.start[c] for s in range(steps)]
+        places = [
+            torch.from_numpy(draws[s].row_index[c, : draws[s].n[c]]) - clients.train.start[c] for s in range(steps)
+        ]
         keys = [forward_keys(data, turn, 0, s)[c] for s in range(steps)]
         plain_loop(net, torch_loss, make, clients.train.of(c), places, keys, lam)
         expected = dict(net.named_parameters()) | dict(net.named_buffers())

@@ -1,15 +1,16 @@
 """Local SGD of networks, one client after another: for models that fill a processor's cache by themselves.
 
 Where a client's parameters are large, a stack of clients is read from memory again at every step; a client that takes
-all its steps before the next begins has them in the cache. Rows are gathered without padding and without weights, and
-a step is added to the parameters straight from its product of matrices. Convolutions are client by client whatever
-their size: a stack of them is one with as many groups, which PyTorch works on slower than on one after another.
+all its steps before the next client starts has them in the cache. Rows are gathered without padding and without
+weights, and a step is added to the parameters straight from its matrix product. Convolutions of any size are computed
+client by client: a stack of them is a convolution with as many groups, which PyTorch computes more slowly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,47 +19,46 @@ from torch import Tensor, nn
 
 from mooring.core.cohort import Rows
 from mooring.core.sgd_step import MixtureUpdate, Pull, constant_step_terms
+from mooring.core.threads import map_threads
 
-MIN_PER_CLIENT_BYTES = 1 << 18  # bytes of a model's parameters from which on a client of a perceptron is better alone
+MIN_PER_CLIENT_BYTES = 1 << 18  # of parameters; smaller perceptrons are faster in a stack
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
-Labels = Callable[[Tensor], Tensor]  # a client's targets [S, B] as its steps want them
-Steps = Iterator[tuple[float, Tensor, Tensor]]  # rate, which rows of the pool [B], their targets
+Labels = Callable[[Tensor], Tensor]  # a client's targets [S, B], as its steps use them
+Steps = Iterator[tuple[float, Tensor, Tensor]]  # rate, indices of the pool's rows [B], their targets
 
 
 class ClientPull(NamedTuple):
-    """What pulls a client's parameters, as one vector: (held) v - towards, next to the slope of the data."""
+    """The terms decay * v - offset of a client's step, which are added to the gradient of the data."""
 
-    held: Tensor  # [1] or [d]
-    towards: Tensor  # [0], nothing, or [d]
+    decay: Tensor  # [1] or [d]
+    offset: Tensor  # [0] where there is none, or [d]
 
-    def at(self, place: slice, shape: torch.Size) -> tuple[float | Tensor, Tensor | None]:
-        """The same for a part of the parameters."""
-        held = float(self.held) if len(self.held) == 1 else self.held[place].view(shape)
-        return held, self.towards[place].view(shape) if len(self.towards) else None
+    def for_part(self, columns: slice, shape: torch.Size) -> tuple[float | Tensor, Tensor | None]:
+        """The terms of one parameter of the module."""
+        decay = float(self.decay) if len(self.decay) == 1 else self.decay[columns].view(shape)
+        return decay, self.offset[columns].view(shape) if len(self.offset) else None
 
 
-Rest = tuple[Tensor, Tensor] | None  # rows and targets along which a mixture moves, if they are not the step's
-MixedSteps = Iterator[tuple[float, Tensor, Tensor, bool, Rest]]  # the same; whether the mixture moves; along what
-ClientUpdate = Callable[
-    [Tensor, Tensor, ClientPull, Tensor, Steps], None
-]  # (start, where to put the end, hold, pool of rows, steps)
+MixtureRows = tuple[Tensor, Tensor] | None  # rows and targets for the gradient of alpha; None: those of the step
+MixedSteps = Iterator[tuple[float, Tensor, Tensor, bool, MixtureRows]]  # a step; whether alpha moves; its rows
+ClientUpdate = Callable[[Tensor, Tensor, ClientPull, Tensor, Steps], None]  # (start, result, pull, pool of rows, steps)
 
 
 def has_convolution(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
 
 
-def keep_labels(y: Tensor) -> Tensor:
+def identity(y: Tensor) -> Tensor:
     return y
 
 
-def stay(
-    work: ClientUpdate,
+def run_local_steps(
+    client_update: ClientUpdate,
     labels: Labels,
     v: Tensor,
-    begin: Tensor,
+    start: Tensor,
     rows: Rows,
-    place: np.ndarray,
+    row_index: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
     pull: Pull | None,
@@ -66,151 +66,163 @@ def stay(
     *,
     ridge: float,
 ) -> None:
-    """Put into v [C, d] where the steps of every client end that begins at its row of `begin`, [C, d] or [1, d]."""
-    held, towards = constant_step_terms(v, pull, shift, ridge)
-    steps = steps_on(rows, place, n, rate, labels)
-    holds = [ClientPull(*pair) for pair in zip(client_rows(held, len(v)), client_rows(towards, len(v)))]
-    if len(held) == len(towards) == 1:
-        holds = holds[:1] * len(v)
-    for c, (start, pull_terms) in enumerate(zip(client_rows(begin, len(v)), holds)):
-        work(start, v[c], pull_terms, rows.x, steps(c))
+    """Write each client's model after its steps into v [C, d], from its row of `start`, [C, d] or [1, d]."""
+    decay, offset = constant_step_terms(v, pull, shift, ridge)
+    steps = steps_by_client(rows, row_index, n, rate, labels)
+    pull_terms = [ClientPull(*pair) for pair in zip(client_rows(decay, len(v)), client_rows(offset, len(v)))]
+    if len(decay) == len(offset) == 1:
+        pull_terms = pull_terms[:1] * len(v)
+    for c, (client_start, client_pull) in enumerate(zip(client_rows(start, len(v)), pull_terms)):
+        client_update(client_start, v[c], client_pull, rows.x, steps(c))
 
 
-def mix(
-    work: Callable[..., float],
+def run_mixture_steps(
+    client_update: Callable[..., float],
     labels: Labels,
     w: Tensor,
     v: Tensor,
     alpha: Tensor,
-    begin: tuple[Tensor, Tensor],
+    start: tuple[Tensor, Tensor],
     rows: Rows,
-    place: np.ndarray,
+    row_index: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
-    felt: MixtureUpdate,
+    update: MixtureUpdate,
 ) -> None:
-    """Put into w, v [C, d] and alpha [C] where every client's steps of a model and a mixture end, from `begin`."""
-    steps = steps_on(rows, place, n, rate, labels)
-    apart = None if felt.rows is None else steps_on(felt.rows, felt.place, felt.n, felt.n.astype(rate.dtype), labels)
-    pool = rows.x if felt.rows is None else felt.rows.x
+    """Write each client's w, v [C, d] and alpha [C] after its steps on a model and a mixture, from `start`."""
+    steps = steps_by_client(rows, row_index, n, rate, labels)
+    validation_steps = (
+        None
+        if update.rows is None
+        else steps_by_client(update.rows, update.row_index, update.n, update.n.astype(rate.dtype), labels)
+    )
+    pool = rows.x if update.rows is None else update.rows.x
 
-    def mixed(c: int) -> MixedSteps:
-        elsewhere = iter(()) if apart is None else apart(c)
-        for step, moves in zip(steps(c), felt.steps):
-            if not moves or apart is None:
+    def mixture_steps(c: int) -> MixedSteps:
+        validation = iter(()) if validation_steps is None else validation_steps(c)
+        for step, moves in zip(steps(c), update.steps):
+            if not moves or validation_steps is None:
                 yield *step, moves, None
                 continue
-            there, index, y = next(elsewhere)
-            yield *step, there > 0, (index, y)
+            validation_rate, index, y = next(validation)
+            yield *step, validation_rate > 0, (index, y)
 
-    for c, (common, own) in enumerate(zip(client_rows(begin[0], len(v)), client_rows(begin[1], len(v)))):
-        alpha[c] = work(common, own, w[c], v[c], float(alpha[c]), felt, (rows.x, pool), mixed(c))
+    for c, (w0, v0) in enumerate(zip(client_rows(start[0], len(v)), client_rows(start[1], len(v)))):
+        alpha[c] = client_update(w0, v0, w[c], v[c], float(alpha[c]), update, (rows.x, pool), mixture_steps(c))
+
+
+def map_client_ranges(work: Callable[[slice], None], clients: int) -> None:
+    """work(clients) on as many ranges of clients as there are threads."""
+    bounds = np.linspace(0, clients, min(torch.get_num_threads(), max(clients, 1)) + 1).astype(int).tolist()
+    map_threads(work, [slice(*pair) for pair in pairwise(bounds)])
 
 
 def client_rows(values: Tensor, clients: int) -> list[Tensor]:
-    """Every client's row of [C, ...]; one and the same object where all are the same."""
+    """Each client's row of [C, ...]; the same object for all clients if the values are the same."""
     return list(values) if len(values) > 1 and values.stride(0) else [values[0]] * clients
 
 
-def steps_on(rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, labels: Labels) -> Callable[[int], Steps]:
-    """A client's steps, by its number; those at a rate of 0 are none."""
-    places = torch.from_numpy(np.ascontiguousarray(place.swapaxes(0, 1)))
-    heights, rates, widest = n.T.tolist(), rate.T.tolist(), place.shape[2]
+def steps_by_client(
+    rows: Rows, row_index: np.ndarray, n: np.ndarray, rate: np.ndarray, labels: Labels
+) -> Callable[[int], Steps]:
+    """A function that iterates over the steps of client c; a step at rate 0 is skipped by its users."""
+    client_index = torch.from_numpy(np.ascontiguousarray(row_index.swapaxes(0, 1)))
+    counts, rates, widest = n.T.tolist(), rate.T.tolist(), row_index.shape[2]
 
     def steps(c: int) -> Steps:
-        """Slices and targets are made for many steps at once: each call of PyTorch counts here."""
-        here = places[c]
-        targets = labels(rows.y.index_select(0, here.flatten()).unflatten(0, here.shape))
-        for size, height, index, y in zip(rates[c], heights[c], here.unbind(0), targets.unbind(0)):
-            if height < widest:
-                index, y = index[:height], y[:height]
-            yield size, index, y
+        """Indices and targets of all steps are sliced at once, because each call of PyTorch costs time here."""
+        index_of_steps = client_index[c]
+        targets = labels(rows.y.index_select(0, index_of_steps.flatten()).unflatten(0, index_of_steps.shape))
+        for rate, count, index, y in zip(rates[c], counts[c], index_of_steps.unbind(0), targets.unbind(0)):
+            if count < widest:
+                index, y = index[:count], y[:count]
+            yield rate, index, y
 
     return steps
 
 
-def shrink_in_place(part: Tensor, rate: float, held: float | Tensor) -> float:
-    """The factor of `part` in a step, if it is a number; if not, `part` is multiplied, and 1 is what is left to do."""
-    if isinstance(held, float):
-        return 1 - rate * held
-    part.mul_(1 - rate * held)
+def shrink_in_place(values: Tensor, rate: float, decay: float | Tensor) -> float:
+    """The factor 1 - rate * decay of `values` if it is a number; otherwise multiply `values` by it and return 1."""
+    if isinstance(decay, float):
+        return 1 - rate * decay
+    values.mul_(1 - rate * decay)
     return 1.0
 
 
-def pool_first(layers: nn.Sequential) -> None:
-    """The largest of what ReLU leaves is what ReLU leaves of the largest, slopes included; it has less to do then."""
+def pool_before_relu(layers: nn.Sequential) -> None:
+    """Swap ReLU and max pooling where they follow each other: they commute, and ReLU then has fewer values."""
     for i in range(len(layers) - 1):
         if type(layers[i]) is nn.ReLU and type(layers[i + 1]) is nn.MaxPool2d and not layers[i + 1].return_indices:
             layers[i], layers[i + 1] = layers[i + 1], layers[i]
 
 
 class FastModule:
-    """A copy of a module whose parameters lie in a vector at `places`; those that are `frozen` have no gradient.
+    """A copy of a module whose parameters are stored in a vector at `slices`; `frozen` ones have no gradient.
 
-    Convolutions have their channels last, which suits PyTorch's pooling better and its convolutions as well.
+    Convolutions are in channels-last layout, in which PyTorch's pooling is faster and its convolutions are no slower.
     """
 
-    def __init__(self, module: nn.Module, places: dict[str, slice], frozen: frozenset[str]):
+    def __init__(self, module: nn.Module, slices: dict[str, slice], frozen: frozenset[str]):
         self.module = deepcopy(module)
         for layers in self.module.modules():
             if type(layers) is nn.Sequential:
-                pool_first(layers)
-        named = dict(self.module.named_parameters())
-        self.parts = [(named[name], place) for name, place in places.items()]
-        self.moving = [(named[name], place) for name, place in places.items() if name not in frozen]
-        self.leaves = [part for part, _ in self.moving]
-        for part, _ in self.parts:
-            if part.ndim == 4:
-                part.data = torch.empty(part.shape, dtype=part.dtype, memory_format=torch.channels_last)
+                pool_before_relu(layers)
+        parameters = dict(self.module.named_parameters())
+        self.parameters = [(parameters[name], columns) for name, columns in slices.items()]
+        self.trained = [(parameters[name], columns) for name, columns in slices.items() if name not in frozen]
+        self.leaves = [parameter for parameter, _ in self.trained]
+        for parameter, _ in self.parameters:
+            if parameter.ndim == 4:
+                parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, memory_format=torch.channels_last)
         for name in frozen:
-            named[name].requires_grad_(False)
+            parameters[name].requires_grad_(False)
 
     def load(self, vector: Tensor) -> None:
-        """Take the parameters of a vector [d]."""
+        """Copy a vector [d] into the parameters."""
         with torch.no_grad():
-            for part, place in self.parts:
-                part.copy_(vector[place].view(part.shape))
+            for parameter, columns in self.parameters:
+                parameter.copy_(vector[columns].view(parameter.shape))
 
-    def put_gradient(self, loss: Tensor, into: Tensor) -> None:
-        """Put the gradient of a loss of the module's output into its places [d]; 0 where frozen."""
+    def write_gradient(self, loss: Tensor, out: Tensor) -> None:
+        """Write the gradient of a loss of the module's output into `out` [d]; 0 where frozen."""
         grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
-        into.zero_()
-        for grad, (part, place) in zip(grads, self.moving):
+        out.zero_()
+        for grad, (parameter, columns) in zip(grads, self.trained):
             if grad is not None:
-                into[place].view(part.shape).copy_(grad)
+                out[columns].view(parameter.shape).copy_(grad)
 
 
 def make_module_update(
-    module: nn.Module, places: dict[str, slice], loss: Loss, frozen: frozenset[str] = frozenset()
+    module: nn.Module, slices: dict[str, slice], loss: Loss, frozen: frozenset[str] = frozenset()
 ) -> ClientUpdate:
-    """A client's steps by any module, a copy of it, along the mean of `loss`(predictions, y) [B]; parameters that are
-    `frozen` keep their values."""
-    own = FastModule(module, places, frozen)
-    parts, moving, leaves = own.parts, own.moving, own.leaves
+    """A client's steps along the gradient of the mean of `loss`(predictions, y) [B], with a copy of any module;
+    `frozen` parameters keep their values."""
+    fast = FastModule(module, slices, frozen)
+    parameters, trained, leaves = fast.parameters, fast.trained, fast.leaves
 
-    def work(begin: Tensor, v: Tensor, hold: ClientPull, pool: Tensor, steps: Steps) -> None:
-        own.load(begin)
-        pulls = [hold.at(place, part.shape) for part, place in moving]
+    def update_client(start: Tensor, v: Tensor, client_pull: ClientPull, pool: Tensor, steps: Steps) -> None:
+        fast.load(start)
+        pull_by_part = [client_pull.for_part(columns, parameter.shape) for parameter, columns in trained]
         for rate, index, y in steps:
             if not rate:
                 continue
-            grads: Sequence[Tensor | None] = [None] * len(moving)
+            grads: Sequence[Tensor | None] = [None] * len(trained)
             if len(y):
                 with torch.enable_grad():
                     grads = torch.autograd.grad(
-                        loss(own.module(pool.index_select(0, index)), y).mean(), leaves, allow_unused=True
+                        loss(fast.module(pool.index_select(0, index)), y).mean(), leaves, allow_unused=True
                     )
             with torch.no_grad():
-                for part, slope, (held, towards) in zip(leaves, grads, pulls):
-                    factor = shrink_in_place(part, rate, held)
+                for parameter, gradient, (decay, offset) in zip(leaves, grads, pull_by_part):
+                    factor = shrink_in_place(parameter, rate, decay)
                     if factor != 1:
-                        part.mul_(factor)
-                    if towards is not None:
-                        part.add_(towards, alpha=rate)
-                    if slope is not None:
-                        part.sub_(slope, alpha=rate)
+                        parameter.mul_(factor)
+                    if offset is not None:
+                        parameter.add_(offset, alpha=rate)
+                    if gradient is not None:
+                        parameter.sub_(gradient, alpha=rate)
         with torch.no_grad():
-            for part, place in parts:
-                v[place].view(part.shape).copy_(part)
+            for parameter, columns in parameters:
+                v[columns].view(parameter.shape).copy_(parameter)
 
-    return work
+    return update_client

@@ -1,15 +1,15 @@
-"""Local SGD of a large perceptron by compiled steps: `perceptron_per_client.py` without calls between products.
+"""Compiled local SGD of a large perceptron: `perceptron_per_client.py` without Python calls between matrix products.
 
 A step of such a network takes some hundred microseconds of arithmetic, and sixteen calls of PyTorch with Python between
-them a fifth as much again. Here a client's stay is one compiled call. Products of matrices are still those of the BLAS
-that PyTorch brings and uses itself, found by its Fortran name; where PyTorch brings none, there are no compiled steps.
-But BLAS copies a layer's matrix before it multiplies few rows with it: where that counts, scores are summed here.
+them add a fifth. Here a client's local update is one compiled call. Matrix products are still computed by the BLAS
+library that PyTorch ships and uses, found by its Fortran name; where PyTorch ships none, there are no compiled steps.
+But BLAS copies a layer's matrix before it multiplies few rows by it: where that costs time, scores are summed here.
 
-A client's parameters are one piece of memory for all its steps and lie there as in the model's vector, a layer's bias
-behind its matrix [out, in]: these products are as fast as those of turned matrices, and nothing has to be turned.
+A client's parameters stay in one block of memory for all its steps, in the order of the model's vector: a layer's
+matrix [out, in], then its bias. These products are as fast as those of transposed matrices, and nothing is transposed.
 
-For layers with nothing or ReLU between them and softmax at the end. Each client is worked on by one thread, in one
-order, so that its numbers depend on nobody else's and on no number of threads.
+For layers with ReLU or nothing between them and softmax at the end. One thread works on each client, in one order, so
+that its numbers depend neither on other clients nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import ctypes
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,85 +27,99 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.sgd_step import MixtureUpdate, Pull, constant_step_terms
-from mooring.core.threads import map_threads
 from mooring.tasks.fused.linear_numba import compile_primitives, has_wide_registers
-from mooring.tasks.fused.per_client import client_rows
+from mooring.tasks.fused.per_client import client_rows, map_client_ranges
 from mooring.tasks.fused.perceptron_per_client import FREE, PLAIN, RELU, Perceptron
 
-LONG, FEW = 300, 32  # inputs from which on, and outputs up to which, scores are faster without BLAS
-MANY = 64  # rows up to which they are
-AT_ONCE = 40  # outputs whose parameters stay in the cache while all rows meet them
-PRODUCTS = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
+MIN_DIRECT_INPUTS, MAX_DIRECT_OUTPUTS = 300, 32  # layers whose scores are faster without BLAS
+MAX_DIRECT_ROWS = 64  # for at most so many rows
+OUTPUTS_PER_BLOCK = 40  # their parameters stay in the cache while all rows are multiplied by them
+MATRIX_PRODUCTS = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 
 
 @lru_cache(maxsize=2)
 def find_matrix_product(dtype: torch.dtype) -> int | None:
-    """Where PyTorch's product of matrices lies in memory; None where it cannot be found."""
+    """The address of PyTorch's matrix product; None where it is not found."""
     for path in Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"):
         try:
-            return ctypes.cast(getattr(ctypes.CDLL(str(path)), PRODUCTS[dtype]), ctypes.c_void_p).value
+            return ctypes.cast(getattr(ctypes.CDLL(str(path)), MATRIX_PRODUCTS[dtype]), ctypes.c_void_p).value
         except (OSError, AttributeError, KeyError):
             continue
     return None
 
 
 def can_compile(net: Perceptron, dtype: torch.dtype) -> bool:
-    """Whether there are compiled steps for such a network, numba being installed."""
+    """Whether there are compiled steps for such a network where numba is installed."""
     kinds = [stage.kind for stage in net.stages]
     if sys.byteorder != "little":  # see add_product
         return False
     plain = net.classifies and not net.before and FREE not in kinds and kinds[-1] is PLAIN
-    return plain and dtype in PRODUCTS and find_matrix_product(dtype) is not None
+    return plain and dtype in MATRIX_PRODUCTS and find_matrix_product(dtype) is not None
 
 
 def can_read(rows: Rows) -> bool:
-    """Whether rows lie as compiled steps read them."""
+    """Whether compiled steps can read these rows."""
     return rows.x.ndim == 2 and rows.x.is_contiguous() and rows.y.is_contiguous()
 
 
-def by_hand(inputs: int, outputs: int) -> bool:
-    """Whether a layer's scores are summed here: BLAS first copies its matrix, which few rows do not make up for."""
-    return has_wide_registers() and (inputs >= LONG or outputs <= FEW)
+def is_summed_directly(inputs: int, outputs: int) -> bool:
+    """Whether scores of a layer are summed here: BLAS first copies its matrix, which costs more for few rows."""
+    return has_wide_registers() and (inputs >= MIN_DIRECT_INPUTS or outputs <= MAX_DIRECT_OUTPUTS)
 
 
-class Workplace:
+class NetworkLayout(NamedTuple):
+    """What kernels read about the layers, and arrays for the arguments of a matrix product."""
+
+    starts: np.ndarray  # where each layer's matrix starts in the vector of parameters
+    inputs: np.ndarray
+    outputs: np.ndarray
+    biases: np.ndarray  # number of biases
+    has_relu: np.ndarray
+    input_starts: np.ndarray  # where each layer's inputs start in the buffer of all inputs
+    direct: np.ndarray  # whether scores are summed without BLAS
+    integers: np.ndarray
+    scalars: np.ndarray
+    letters: np.ndarray
+    zeros: np.ndarray
+
+
+class Workspace:
     """A thread's memory for steps on at most so many rows."""
 
     def __init__(self, net: Perceptron, rows: int):
-        rows = (rows + 3) // 4 * 4
-        self.like, self.rows = net.stages[0].layer.weight, rows
-        begins = np.array([net.places[f"{stage.name}.weight"].start for stage in net.stages])
-        self.inputs = np.array([stage.layer.in_features for stage in net.stages])
-        self.outputs = np.array([stage.layer.out_features for stage in net.stages])
-        biases = np.array([stage.bias * stage.layer.out_features for stage in net.stages])
-        bent = np.array([stage.kind is RELU for stage in net.stages])
-        at = rows * (np.cumsum(self.inputs) - self.inputs)  # of what goes into each layer
-        direct = np.array([by_hand(*pair) for pair in zip(self.inputs, self.outputs)])
-        buffers = np.zeros(6, np.int64), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
-        nought = self.like.new_zeros(AT_ONCE).numpy()
-        self.shape = (begins, self.inputs, self.outputs, biases, bent, at, *buffers, direct, nought)
+        self.weight, self.rows = net.stages[0].layer.weight, (rows + 3) // 4 * 4
+        inputs = np.array([stage.layer.in_features for stage in net.stages])
+        outputs = np.array([stage.layer.out_features for stage in net.stages])
+        self.layout = NetworkLayout(
+            starts=np.array([net.slices[f"{stage.name}.weight"].start for stage in net.stages]),
+            inputs=inputs,
+            outputs=outputs,
+            biases=np.array([stage.has_bias * stage.layer.out_features for stage in net.stages]),
+            has_relu=np.array([stage.kind is RELU for stage in net.stages]),
+            input_starts=self.rows * (np.cumsum(inputs) - inputs),
+            direct=np.array([is_summed_directly(*pair) for pair in zip(inputs, outputs)]),
+            integers=np.zeros(6, np.int64),
+            scalars=self.weight.new_zeros(2).numpy(),
+            letters=np.frombuffer(b"NT", np.uint8).copy(),
+            zeros=self.weight.new_zeros(OUTPUTS_PER_BLOCK).numpy(),
+        )
 
-    def room(self, width: int) -> np.ndarray:
-        return self.like.new_zeros(self.rows * width).numpy()
+    def allocate(self, width: int) -> np.ndarray:
+        return self.weight.new_zeros(self.rows * width).numpy()
 
-    def passing(self) -> tuple[np.ndarray, ...]:
-        """What goes into each layer; scores; slopes behind and before a layer."""
-        widest = int(max(self.inputs.max(), self.outputs.max()))
-        return self.room(int(self.inputs.sum())), self.room(int(self.outputs[-1])), self.room(widest), self.room(widest)
-
-
-def side_by_side_parts(work: Callable[[int, int], None], clients: int) -> None:
-    """work(first, last) on as many parts of the clients as there are threads."""
-    ends = np.linspace(0, clients, min(torch.get_num_threads(), max(clients, 1)) + 1).astype(int).tolist()
-    map_threads(lambda part: work(*part), list(pairwise(ends)))
+    def pass_buffers(self) -> list[np.ndarray]:
+        """Memory for the inputs of all layers, the scores, and two gradients with respect to a layer's scores."""
+        inputs, outputs = self.layout.inputs, self.layout.outputs
+        widest = max(inputs.max(), outputs.max())
+        return [self.allocate(int(width)) for width in (inputs.sum(), outputs[-1], widest, widest)]
 
 
-def stay(
+def run_local_steps(
     net: Perceptron,
     v: Tensor,
-    begin: Tensor,
+    start: Tensor,
     rows: Rows,
-    place: np.ndarray,
+    row_index: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
     pull: Pull | None,
@@ -113,165 +127,170 @@ def stay(
     *,
     ridge: float,
 ) -> None:
-    """Put into v [C, d] where the steps of every client end that begins at its row of `begin`, [C, d] or [1, d]."""
-    held, towards = constant_step_terms(v, pull, shift, ridge)
-    starts, helds, goals = client_rows(begin, len(v)), client_rows(held, len(v)), client_rows(towards, len(v))
+    """Write each client's model after its steps into v [C, d], from its row of `start`, [C, d] or [1, d]."""
+    decay, offset = constant_step_terms(v, pull, shift, ridge)
+    start_rows, decay_rows, offset_rows = (client_rows(values, len(v)) for values in (start, decay, offset))
     x, y = rows.x.numpy(), rows.y.numpy()
-    places, heights, rates = (np.ascontiguousarray(array.swapaxes(0, 1)) for array in (place, n, rate))
-    take = kernels(v.dtype)[0]
+    client_index, counts, client_rates = (np.ascontiguousarray(array.swapaxes(0, 1)) for array in (row_index, n, rate))
+    run_steps = compile_kernels(v.dtype)[0]
 
-    def part(first: int, last: int) -> None:
-        shop, mine = Workplace(net, place.shape[2]), v.new_empty(v.shape[1])
-        memory = shop.passing()
-        for c in range(first, last):
-            mine.copy_(starts[c])
-            alike = len(helds[c]) == 1  # one number holds all coefficients
-            apart = (vector.contiguous().numpy() for vector in (helds[c][: 0 if alike else None], goals[c]))
-            steps = x, y, places[c], heights[c], rates[c]
-            take(mine.numpy(), *steps, float(helds[c]) if alike else 0.0, *apart, shop.shape, *memory)
-            v[c].copy_(mine)
+    def run_clients(clients: slice) -> None:
+        workspace, model = Workspace(net, row_index.shape[2]), v.new_empty(v.shape[1])
+        buffers = workspace.pass_buffers()
+        for c in range(clients.start, clients.stop):
+            model.copy_(start_rows[c])
+            is_constant = len(decay_rows[c]) == 1
+            decay_number = float(decay_rows[c]) if is_constant else 0.0
+            decay_vector = decay_rows[c][: 0 if is_constant else None]
+            terms = (decay_number, decay_vector.contiguous().numpy(), offset_rows[c].contiguous().numpy())
+            steps = x, y, client_index[c], counts[c], client_rates[c]
+            run_steps(model.numpy(), *steps, *terms, workspace.layout, *buffers)
+            v[c].copy_(model)
 
-    side_by_side_parts(part, len(v))
+    map_client_ranges(run_clients, len(v))
 
 
-def mix(
+def run_mixture_steps(
     net: Perceptron,
     w: Tensor,
     v: Tensor,
     alpha: Tensor,
-    begin: tuple[Tensor, Tensor],
+    start: tuple[Tensor, Tensor],
     rows: Rows,
-    place: np.ndarray,
+    row_index: np.ndarray,
     n: np.ndarray,
     rate: np.ndarray,
-    felt: MixtureUpdate,
+    update: MixtureUpdate,
 ) -> None:
-    """Put into w, v [C, d] and alpha [C] where every client's steps of a model and a mixture end, from `begin`; the
-    mixture moves along the rows of the steps themselves."""
-    commons, owns = client_rows(begin[0], len(v)), client_rows(begin[1], len(v))
+    """Write each client's w, v [C, d] and alpha [C] after its steps on a model and a mixture, from `start`.
+
+    The gradient of alpha is taken on the rows of the steps themselves.
+    """
+    w_rows, v_rows = client_rows(start[0], len(v)), client_rows(start[1], len(v))
     x, y = rows.x.numpy(), rows.y.numpy()
-    places, heights, rates = (np.ascontiguousarray(array.swapaxes(0, 1)) for array in (place, n, rate))
-    moves, weights = np.array(felt.steps), alpha.numpy()
-    take = kernels(v.dtype)[1]
+    client_index, counts, client_rates = (np.ascontiguousarray(array.swapaxes(0, 1)) for array in (row_index, n, rate))
+    alpha_moves, alphas = np.array(update.steps), alpha.numpy()
+    run_mixture = compile_kernels(v.dtype)[1]
 
-    def part(first: int, last: int) -> None:
-        shop = Workplace(net, place.shape[2])
-        common, own, *further = (v.new_empty(v.shape[1]) for _ in range(4))  # further: the mixture and its gradient
-        memory = *shop.passing(), *shop.passing(), shop.room(int(shop.outputs[0]))
-        for c in range(first, last):
-            common.copy_(commons[c])
-            own.copy_(owns[c])
-            steps = x, y, places[c], heights[c], rates[c], moves
-            flat = (model.numpy() for model in (common, own, *further))
-            weights[c] = take(*flat, float(weights[c]), felt.pull, felt.by_parts, *steps, shop.shape, *memory)
-            w[c].copy_(common)
-            v[c].copy_(own)
+    def run_clients(clients: slice) -> None:
+        workspace = Workspace(net, row_index.shape[2])
+        w_c, v_c, *mixture_and_gradient = (v.new_empty(v.shape[1]) for _ in range(4))
+        v_scores = workspace.allocate(int(workspace.layout.outputs[0]))
+        buffers = *workspace.pass_buffers(), *workspace.pass_buffers(), v_scores
+        for c in range(clients.start, clients.stop):
+            w_c.copy_(w_rows[c])
+            v_c.copy_(v_rows[c])
+            steps = x, y, client_index[c], counts[c], client_rates[c], alpha_moves
+            vectors = (vector.numpy() for vector in (w_c, v_c, *mixture_and_gradient))
+            moves = float(alphas[c]), update.pull, update.by_parts
+            alphas[c] = run_mixture(*vectors, *moves, *steps, workspace.layout, *buffers)
+            w[c].copy_(w_c)
+            v[c].copy_(v_c)
 
-    side_by_side_parts(part, len(v))
+    map_client_ranges(run_clients, len(v))
 
 
 @lru_cache(maxsize=2)
-def kernels(dtype: torch.dtype) -> tuple[Callable, Callable]:
+def compile_kernels(dtype: torch.dtype) -> tuple[Callable, Callable]:
     """The compiled steps of a client's model, and of a model and a mixture.
 
-    `net` is a Workplace's shape, `seen` what goes into all layers, [rows, inputs] one after another, from `at` on.
-    Loops run over slices from 0 on: numba vectorises no others.
+    `net` is a NetworkLayout; `seen` has the inputs of all layers, [rows, inputs], one after another. Loops run over
+    slices from 0 on: numba vectorizes no others.
     """
     multiply = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 13)(find_matrix_product(dtype) or 0)
-    fast, inner, _, four = compile_primitives()
+    fast, inner, _, score_four_rows = compile_primitives()
     size = dtype.itemsize
 
     @inner
-    def add_product(turned, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, net):  # type: ignore[no-untyped-def]
-        """C <- alpha A B + beta C in Fortran's order of memory, all by address; A turned if 1, B if 2.
+    def add_product(transposed, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, net):  # type: ignore[no-untyped-def]
+        """C <- alpha A B + beta C in column-major order, all by address; A is transposed if 1, B if 2.
 
-        Sizes are words of 64 bits, whose lower halves come first: right for a BLAS that reads 32 bits as well.
+        Sizes are 64-bit little-endian words, so that a BLAS library that reads 32 bits reads the same numbers.
         """
-        _, _, _, _, _, _, ints, reals, letters, _, _ = net
-        ints[0] = m
-        ints[1] = n
-        ints[2] = k
-        ints[3] = lda
-        ints[4] = ldb
-        ints[5] = ldc
-        reals[0] = alpha
-        reals[1] = beta
-        i = ints.ctypes.data
-        r = reals.ctypes.data
-        t = letters.ctypes.data
-        multiply(t + turned % 2, t + turned // 2, i, i + 8, i + 16, r, a, i + 24, b, i + 32, r + size, c, i + 40)
+        net.integers[0] = m
+        net.integers[1] = n
+        net.integers[2] = k
+        net.integers[3] = lda
+        net.integers[4] = ldb
+        net.integers[5] = ldc
+        net.scalars[0] = alpha
+        net.scalars[1] = beta
+        i = net.integers.ctypes.data
+        r = net.scalars.ctypes.data
+        t = net.letters.ctypes.data
+        multiply(
+            t + transposed % 2, t + transposed // 2, i, i + 8, i + 16, r, a, i + 24, b, i + 32, r + size, c, i + 40
+        )
 
     @inner
     def gather(x, index, m, seen):  # type: ignore[no-untyped-def]
-        """Rows of x as what goes into the first layer."""
+        """Copy rows of x to the inputs of the first layer."""
         width = x.shape[1]
         for r in range(m):
             row = x[index[r]]
-            to = seen[r * width : (r + 1) * width]
-            for j in range(len(to)):
-                to[j] = row[j]
+            target = seen[r * width : (r + 1) * width]
+            for j in range(len(target)):
+                target[j] = row[j]
 
     @inner
     def score(W, layer, m, seen, out, net):  # type: ignore[no-untyped-def]
-        """What goes into a layer times its matrix, to the beginning of `out`."""
-        begins, inputs, outputs, _, _, at, _, _, _, direct, nought = net
-        tall = inputs[layer]
-        width = outputs[layer]
-        if m > MANY or not direct[layer]:
-            a = W.ctypes.data + size * begins[layer]
-            b = seen.ctypes.data + size * at[layer]
-            add_product(1, width, m, tall, 1.0, a, tall, b, tall, 0.0, out.ctypes.data, width, net)
+        """Write the inputs of a layer times its matrix to the start of `out`."""
+        n_inputs = net.inputs[layer]
+        n_outputs = net.outputs[layer]
+        if m > MAX_DIRECT_ROWS or not net.direct[layer]:
+            a = W.ctypes.data + size * net.starts[layer]
+            b = seen.ctypes.data + size * net.input_starts[layer]
+            add_product(1, n_outputs, m, n_inputs, 1.0, a, n_inputs, b, n_inputs, 0.0, out.ctypes.data, n_outputs, net)
             return
-        matrix = W[begins[layer] : begins[layer] + width * tall].reshape((width, tall))
-        rows = seen[at[layer] : at[layer] + m * tall].reshape((m, tall))
-        room = (m + 3) // 4 * 4
-        turned = out[: room * width].reshape((room, width)).T
-        for k in range(0, width, AT_ONCE):
-            some = matrix[k : k + AT_ONCE]
-            to = turned[k : k + AT_ONCE]
+        matrix = W[net.starts[layer] : net.starts[layer] + n_outputs * n_inputs].reshape((n_outputs, n_inputs))
+        rows = seen[net.input_starts[layer] : net.input_starts[layer] + m * n_inputs].reshape((m, n_inputs))
+        padded_rows = (m + 3) // 4 * 4
+        transposed = out[: padded_rows * n_outputs].reshape((padded_rows, n_outputs)).T
+        for k in range(0, n_outputs, OUTPUTS_PER_BLOCK):
+            block = matrix[k : k + OUTPUTS_PER_BLOCK]
+            block_out = transposed[k : k + OUTPUTS_PER_BLOCK]
             for r in range(0, m, 4):
                 i1 = r + 1 if r + 1 < m else r
                 i2 = r + 2 if r + 2 < m else r
                 i3 = r + 3 if r + 3 < m else r
-                four(some, nought, rows, r, i1, i2, i3, r, to)
+                score_four_rows(block, net.zeros, rows, r, i1, i2, i3, r, block_out)
 
     @inner
     def bias_of(W, layer, net):  # type: ignore[no-untyped-def]
-        """A layer's bias, a view; empty where it has none."""
-        begins, inputs, outputs, biases, _, _, _, _, _, _, _ = net
-        begin = begins[layer] + inputs[layer] * outputs[layer]
-        return W[begin : begin + biases[layer]]
+        """A view of a layer's bias; empty where it has none."""
+        start = net.starts[layer] + net.inputs[layer] * net.outputs[layer]
+        return W[start : start + net.biases[layer]]
 
     @inner
-    def bend(W, layer, m, out, net):  # type: ignore[no-untyped-def]
-        """From products to what leaves a layer: the bias, and what follows."""
-        width = net[2][layer]
+    def activate(W, layer, m, out, net):  # type: ignore[no-untyped-def]
+        """Add the bias to a layer's products and apply its ReLU."""
+        n_outputs = net.outputs[layer]
         bias = bias_of(W, layer, net)
         zero = out.dtype.type(0)
         for r in range(m):
-            row = out[r * width : (r + 1) * width]
+            row = out[r * n_outputs : (r + 1) * n_outputs]
             for j in range(len(bias)):
                 row[j] += bias[j]
-            if net[4][layer]:
+            if net.has_relu[layer]:
                 for j in range(len(row)):
                     row[j] = zero if row[j] < zero else row[j]
 
     @inner
     def forward(W, m, done, seen, out, net):  # type: ignore[no-untyped-def]
-        """From what goes into the first layer to the scores `out`; `done` layers' products are there already."""
-        last = len(net[0]) - 1
+        """Write the scores of the network to `out`; the products of the first `done` layers are computed already."""
+        last = len(net.starts) - 1
         for layer in range(last + 1):
-            to = seen[net[5][layer + 1] :] if layer < last else out
+            target = seen[net.input_starts[layer + 1] :] if layer < last else out
             if layer >= done:
-                score(W, layer, m, seen, to, net)
-            bend(W, layer, m, to, net)
+                score(W, layer, m, seen, target, net)
+            activate(W, layer, m, target, net)
 
     @inner
     def residual(out, m, y, index, net):  # type: ignore[no-untyped-def]
-        """From scores to the slopes of the rows' losses there."""
-        width = net[2][-1]
+        """Replace scores by the gradients of the rows' losses there."""
+        n_outputs = net.outputs[-1]
         for r in range(m):
-            row = out[r * width : (r + 1) * width]
+            row = out[r * n_outputs : (r + 1) * n_outputs]
             top = row[0]
             for j in range(1, len(row)):
                 if row[j] > top:
@@ -285,168 +304,181 @@ def kernels(dtype: torch.dtype) -> tuple[Callable, Callable]:
             row[y[index[r]]] -= out.dtype.type(1)
 
     @inner
-    def back(W, layer, m, seen, behind, slopes, net):  # type: ignore[no-untyped-def]
-        """slopes [m, inputs] before a layer, of those behind it; and before what bends what goes in."""
-        begins, inputs, outputs, _, bent, at, _, _, _, _, _ = net
-        tall = inputs[layer]
-        width = outputs[layer]
-        a = W.ctypes.data + size * begins[layer]
-        add_product(0, tall, m, width, 1.0, a, tall, behind.ctypes.data, width, 0.0, slopes.ctypes.data, tall, net)
-        if bent[layer - 1]:
-            zero = slopes.dtype.type(0)
-            left = seen[at[layer] : at[layer] + m * tall]
-            to = slopes[: m * tall]
-            for j in range(len(to)):
-                to[j] = zero if left[j] <= zero else to[j]
+    def backpropagate(W, layer, m, seen, slopes, slopes_before, net):  # type: ignore[no-untyped-def]
+        """Gradients with respect to the scores before a layer from those behind it, through its matrix and the ReLU."""
+        n_inputs = net.inputs[layer]
+        n_outputs = net.outputs[layer]
+        a = W.ctypes.data + size * net.starts[layer]
+        add_product(
+            0,
+            n_inputs,
+            m,
+            n_outputs,
+            1.0,
+            a,
+            n_inputs,
+            slopes.ctypes.data,
+            n_outputs,
+            0.0,
+            slopes_before.ctypes.data,
+            n_inputs,
+            net,
+        )
+        if net.has_relu[layer - 1]:
+            zero = slopes_before.dtype.type(0)
+            inputs_of_layer = seen[net.input_starts[layer] : net.input_starts[layer] + m * n_inputs]
+            out = slopes_before[: m * n_inputs]
+            for j in range(len(out)):
+                out[j] = zero if inputs_of_layer[j] <= zero else out[j]
 
     @inner
-    def descend(W, layer, m, seen, behind, share, beta, net):  # type: ignore[no-untyped-def]
-        """A layer's parameters <- beta times themselves - share times slopes behind, turned, times what goes in. Where
-        beta is 0, what they were does not matter, whatever it was."""
-        begins, inputs, outputs, _, _, at, _, _, _, _, _ = net
-        tall = inputs[layer]
-        width = outputs[layer]
-        a = seen.ctypes.data + size * at[layer]
-        c = W.ctypes.data + size * begins[layer]
-        add_product(2, tall, width, m, -share, a, tall, behind.ctypes.data, width, beta, c, tall, net)
+    def descend(W, layer, m, seen, slopes, share, beta, net):  # type: ignore[no-untyped-def]
+        """W <- beta W - share slopes'inputs for a layer's parameters; with beta = 0 even nan in W has no effect."""
+        n_inputs = net.inputs[layer]
+        n_outputs = net.outputs[layer]
+        a = seen.ctypes.data + size * net.input_starts[layer]
+        c = W.ctypes.data + size * net.starts[layer]
+        add_product(
+            2, n_inputs, n_outputs, m, -share, a, n_inputs, slopes.ctypes.data, n_outputs, beta, c, n_inputs, net
+        )
         bias = bias_of(W, layer, net)
-        part = W.dtype.type(share)
+        step = W.dtype.type(share)
         factor = W.dtype.type(beta)
         for j in range(len(bias)):
             bias[j] = factor * bias[j] if factor != 0 else factor
         for r in range(m):
-            row = behind[r * width : (r + 1) * width]
+            row = slopes[r * n_outputs : (r + 1) * n_outputs]
             for j in range(len(bias)):
-                bias[j] -= part * row[j]
+                bias[j] -= step * row[j]
 
     @fast
-    def stay(W, x, y, place, n, rate, held, apart, towards, net, seen, out, here, there):  # type: ignore[no-untyped-def]
+    def run_steps(W, x, y, row_index, n, rate, decay, decays, offset, net, seen, out, slopes_a, slopes_b):  # type: ignore[no-untyped-def]
         """All steps of a client on its parameters W."""
-        begins, inputs, outputs, biases, _, _, _, _, _, _, _ = net
         unit = W.dtype.type(1)
-        for s in range(len(place)):
+        for s in range(len(row_index)):
             eta = rate[s]
             m = n[s]
             if eta == 0:
                 continue
-            gather(x, place[s], m, seen)
+            gather(x, row_index[s], m, seen)
             forward(W, m, 0, seen, out, net)
-            residual(out, m, y, place[s], net)
-            behind = out
-            for layer in range(len(begins) - 1, -1, -1):
-                slopes = here if layer % 2 else there
+            residual(out, m, y, row_index[s], net)
+            slopes = out
+            for layer in range(len(net.starts) - 1, -1, -1):
+                slopes_before = slopes_a if layer % 2 else slopes_b
                 if layer > 0:
-                    back(W, layer, m, seen, behind, slopes, net)
-                beta = unit - eta * W.dtype.type(held)
-                begin = begins[layer]
-                end = begin + inputs[layer] * outputs[layer] + biases[layer]
-                part = W[begin:end]
-                if len(apart) > 0:
-                    stiff = apart[begin:end]
-                    for j in range(len(part)):
-                        part[j] *= unit - eta * stiff[j]
-                if len(towards) > 0:
-                    goal = towards[begin:end]
-                    for j in range(len(part)):
-                        part[j] = beta * part[j] + eta * goal[j]
+                    backpropagate(W, layer, m, seen, slopes, slopes_before, net)
+                beta = unit - eta * W.dtype.type(decay)
+                start = net.starts[layer]
+                end = start + net.inputs[layer] * net.outputs[layer] + net.biases[layer]
+                block = W[start:end]
+                if len(decays) > 0:
+                    block_decay = decays[start:end]
+                    for j in range(len(block)):
+                        block[j] *= unit - eta * block_decay[j]
+                if len(offset) > 0:
+                    block_offset = offset[start:end]
+                    for j in range(len(block)):
+                        block[j] = beta * block[j] + eta * block_offset[j]
                     beta = unit
-                descend(W, layer, m, seen, behind, eta / max(m, 1), beta, net)
-                behind = slopes
+                descend(W, layer, m, seen, slopes, eta / max(m, 1), beta, net)
+                slopes = slopes_before
 
     @inner
-    def walk(own, common, gradient, share):  # type: ignore[no-untyped-def]
-        """own <- own - share times the gradient; given back is (own - common)'gradient before, of the same pass."""
-        part = own.dtype.type(share)
-        slope = own.dtype.type(0)
-        for j in range(len(own)):
-            slope += (own[j] - common[j]) * gradient[j]
-            own[j] -= part * gradient[j]
+    def step_and_slope(v, w, gradient, share):  # type: ignore[no-untyped-def]
+        """v <- v - share times the gradient; returns (v - w)'gradient for v before the step."""
+        step = v.dtype.type(share)
+        slope = v.dtype.type(0)
+        for j in range(len(v)):
+            slope += (v[j] - w[j]) * gradient[j]
+            v[j] -= step * gradient[j]
         return slope
 
     @inner
-    def along_first(own, common, m, apart, behind, net):  # type: ignore[no-untyped-def]
-        """(own - common)'gradient of the first layer, by the scores that its matrices make, `apart`."""
-        width = net[2][0]
-        slope = own.dtype.type(0)
-        left = apart[: m * width]
-        right = behind[: m * width]
-        for j in range(len(left)):
-            slope += left[j] * right[j]
-        own_bias = bias_of(own, 0, net)
-        common_bias = bias_of(common, 0, net)
+    def first_layer_slope(v, w, m, gap, slopes, net):  # type: ignore[no-untyped-def]
+        """(v - w)'gradient of the first layer, from the difference of the scores that v and w give, `gap`."""
+        width = net.outputs[0]
+        slope = v.dtype.type(0)
+        gap_scores = gap[: m * width]
+        score_slopes = slopes[: m * width]
+        for j in range(len(gap_scores)):
+            slope += gap_scores[j] * score_slopes[j]
+        v_bias = bias_of(v, 0, net)
+        w_bias = bias_of(w, 0, net)
         for r in range(m):
-            row = behind[r * width : (r + 1) * width]
-            for j in range(len(own_bias)):
-                slope += (own_bias[j] - common_bias[j]) * row[j]
+            row = slopes[r * width : (r + 1) * width]
+            for j in range(len(v_bias)):
+                slope += (v_bias[j] - w_bias[j]) * row[j]
         return slope
 
     @fast
-    def mix(  # type: ignore[no-untyped-def]
-        common, own, mixed, gradient, alpha, pull, by_parts, x, y, place, n, rate, moves, net,
-        seen, out, here, there, seen_mixed, out_mixed, here_mixed, there_mixed, scored,
+    def run_mixture(  # type: ignore[no-untyped-def]
+        w, v, u, u_gradient, alpha, pull, by_parts, x, y, row_index, n, rate, alpha_moves, net,
+        seen, out, slopes_a, slopes_b, seen_mixed, out_mixed, slopes_a_mixed, slopes_b_mixed, v_scores,
     ):  # fmt: skip
-        """All steps of a client on its model `common` and on `own`, its part in the mixture, whose last weight is
-        given back. As in `alone_perceptron.mixed_client`, but the slope along the mixture is taken from the gradients
-        of all layers behind the first: a pass over them costs less than a product with the gap."""
-        begins, inputs, outputs, biases, _, at, _, _, _, _, _ = net
-        last = len(begins) - 1
-        width = outputs[0]
-        first = seen[at[1] :] if last > 0 else out
-        blend = seen_mixed[at[1] :] if last > 0 else out_mixed
-        tail = begins[0] + inputs[0] * width  # the first matrix is mixed by its scores
-        commons = common[tail:]
-        owns = own[tail:]
-        mixture = mixed[tail:]
-        for s in range(len(place)):
+        """All steps of a client on its model w and on v, its part in the mixture u; returns the last weight alpha.
+
+        As in `perceptron_per_client.make_mixture_update`, but the derivative with respect to alpha is taken from the
+        gradients of all layers after the first: a pass over them costs less than a product with the gap v - w.
+        """
+        last = len(net.starts) - 1
+        width = net.outputs[0]
+        w_scores = seen[net.input_starts[1] :] if last > 0 else out
+        mixed_scores = seen_mixed[net.input_starts[1] :] if last > 0 else out_mixed
+        tail = net.starts[0] + net.inputs[0] * width  # the first layer's matrix is not mixed: its scores are
+        w_tail = w[tail:]
+        v_tail = v[tail:]
+        u_tail = u[tail:]
+        for s in range(len(row_index)):
             eta = rate[s]
             m = n[s]
             if eta == 0:
                 continue
-            weight = common.dtype.type(alpha)
-            for j in range(len(commons)):
-                mixture[j] = commons[j] + weight * (owns[j] - commons[j])
-            gather(x, place[s], m, seen)
-            score(common, 0, m, seen, first, net)
-            score(own, 0, m, seen, scored, net)
-            row = first[: m * width]
-            apart = scored[: m * width]
-            to = blend[: m * width]
-            for j in range(len(row)):
-                apart[j] -= row[j]
-                to[j] = row[j] + weight * apart[j]
-            share = eta / max(m, 1)
+            alpha_as_dtype = w.dtype.type(alpha)
+            for j in range(len(w_tail)):
+                u_tail[j] = w_tail[j] + alpha_as_dtype * (v_tail[j] - w_tail[j])
+            gather(x, row_index[s], m, seen)
+            score(w, 0, m, seen, w_scores, net)
+            score(v, 0, m, seen, v_scores, net)
+            w_row = w_scores[: m * width]
+            gap = v_scores[: m * width]
+            mixed_row = mixed_scores[: m * width]
+            for j in range(len(w_row)):
+                gap[j] -= w_row[j]
+                mixed_row[j] = w_row[j] + alpha_as_dtype * gap[j]
+            rate_per_row = eta / max(m, 1)
 
-            forward(mixed, m, 1, seen_mixed, out_mixed, net)
-            residual(out_mixed, m, y, place[s], net)
-            slope = common.dtype.type(0)
-            behind = out_mixed
+            forward(u, m, 1, seen_mixed, out_mixed, net)
+            residual(out_mixed, m, y, row_index[s], net)
+            slope = w.dtype.type(0)
+            slopes = out_mixed
             for layer in range(last, -1, -1):
-                slopes = here_mixed if layer % 2 else there_mixed
+                slopes_before = slopes_a_mixed if layer % 2 else slopes_b_mixed
                 if layer > 0:
-                    back(mixed, layer, m, seen_mixed, behind, slopes, net)
-                if moves[s] and layer > 0:
-                    descend(gradient, layer, m, seen_mixed, behind, -1.0, 0.0, net)
-                    begin = begins[layer]
-                    end = begin + inputs[layer] * outputs[layer] + biases[layer]
-                    slope += walk(own[begin:end], common[begin:end], gradient[begin:end], alpha * share)
+                    backpropagate(u, layer, m, seen_mixed, slopes, slopes_before, net)
+                if alpha_moves[s] and layer > 0:
+                    descend(u_gradient, layer, m, seen_mixed, slopes, -1.0, 0.0, net)
+                    start = net.starts[layer]
+                    end = start + net.inputs[layer] * net.outputs[layer] + net.biases[layer]
+                    slope += step_and_slope(v[start:end], w[start:end], u_gradient[start:end], alpha * rate_per_row)
                 elif layer > 0:
-                    descend(own, layer, m, seen_mixed, behind, alpha * share, 1.0, net)
+                    descend(v, layer, m, seen_mixed, slopes, alpha * rate_per_row, 1.0, net)
                 else:
-                    if moves[s]:
-                        slope += along_first(own, common, m, scored, behind, net)
-                    descend(own, layer, m, seen, behind, alpha * share, 1.0, net)
-                behind = slopes
+                    if alpha_moves[s]:
+                        slope += first_layer_slope(v, w, m, v_scores, slopes, net)
+                    descend(v, layer, m, seen, slopes, alpha * rate_per_row, 1.0, net)
+                slopes = slopes_before
 
-            forward(common, m, 1, seen, out, net)
-            residual(out, m, y, place[s], net)
-            behind = out
+            forward(w, m, 1, seen, out, net)
+            residual(out, m, y, row_index[s], net)
+            slopes = out
             for layer in range(last, -1, -1):
-                slopes = here if layer % 2 else there
+                slopes_before = slopes_a if layer % 2 else slopes_b
                 if layer > 0:
-                    back(common, layer, m, seen, behind, slopes, net)
-                descend(common, layer, m, seen, behind, share, 1.0, net)
-                behind = slopes
-            if moves[s]:
+                    backpropagate(w, layer, m, seen, slopes, slopes_before, net)
+                descend(w, layer, m, seen, slopes, rate_per_row, 1.0, net)
+                slopes = slopes_before
+            if alpha_moves[s]:
                 if by_parts:
                     slope *= alpha * alpha + (1 - alpha) * (1 - alpha)
                 alpha = alpha - eta * (slope / max(m, 1) + pull * alpha)
@@ -456,4 +488,4 @@ def kernels(dtype: torch.dtype) -> tuple[Callable, Callable]:
                     alpha = 1.0
         return alpha
 
-    return stay, mix
+    return run_steps, run_mixture
