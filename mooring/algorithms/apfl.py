@@ -270,9 +270,11 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
             new_v = set_buffers(task, project(new_v, region), buffers)
             new_w = set_buffers(task, project(new_w, region), own_buffers) if moves_w else w
             if self.adapts_in(step.k) and bool(adapts.any()):
-                felt = task.grad(u, next(held_out).batch) if on_validation else slope
-                felt = alpha_gradient(v, w, felt) * (mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1)
-                new_alpha = alpha - rate.flatten() * (felt + self.alpha_pull * alpha)
+                alpha_slope = task.grad(u, next(held_out).batch) if on_validation else slope
+                alpha_slope = alpha_gradient(v, w, alpha_slope) * (
+                    mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1
+                )
+                new_alpha = alpha - rate.flatten() * (alpha_slope + self.alpha_pull * alpha)
                 moving = adapts if step.active is None else adapts & step.active
                 alpha = torch.where(moving, new_alpha.clamp(0, 1), alpha)
             if step.active is not None:

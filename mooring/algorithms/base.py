@@ -125,8 +125,8 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     @property
     def name(self) -> str:
         """The file's name for algorithms of this package, the class's for others."""
-        home, _, file = type(self).__module__.rpartition(".")
-        return file if home == PACKAGE else type(self).__name__
+        package, _, file = type(self).__module__.rpartition(".")
+        return file if package == PACKAGE else type(self).__name__
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]

@@ -29,13 +29,7 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PenaltyOrRule, penalty_rows
@@ -50,13 +44,12 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class Ditto(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     lam: PenaltyOrRule = "auto"
     personal_eta: Auto = "auto"
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the global model; its personal model stays with it"
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
@@ -74,7 +67,7 @@ class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         return replace(ready, eta=eta, personal_eta=personal)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0, models=2))
+        return self.init_server(w0), Client(w0, init_memory(self, task, w0, models=2))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
@@ -84,9 +77,6 @@ class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         w, memory = train_locally(self, task, server.w, data, round, client.memory)
         v, memory = train_locally(personal, task, client.v, data, round, memory, 1, pull=(lam, server.w))
         return Client(v, count_round(memory)), w - server.w
-
-    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

@@ -32,13 +32,7 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch, minibatches
@@ -57,7 +51,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class FedALA(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     layers: int = 1
     sample: float = 0.8
     weight_eta: float = 1.0
@@ -65,7 +59,6 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
 
     paper: ClassVar[str] = "fedala, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
@@ -77,9 +70,7 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         return resolve_auto(self, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(
-            w0, torch.ones_like(w0), torch.tensor(0), init_memory(self, task, w0)
-        )
+        return self.init_server(w0), Client(w0, torch.ones_like(w0), torch.tensor(0), init_memory(self, task, w0))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
@@ -107,9 +98,6 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         weights = client.weights.clone()
         weights[:, moving] = a
         return weights
-
-    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

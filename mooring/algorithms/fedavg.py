@@ -34,11 +34,10 @@ from mooring.algorithms.hyperparameters import (
 )
 from mooring.algorithms.server_optimizers import (
     SERVER_FIELDS,
+    GlobalServer,
     GlobalState,
-    ServerOptimizer,
     apply_change,
     check_server_optimizer,
-    init_moments,
 )
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
@@ -53,7 +52,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class FedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     aggregation: str = "average"
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -63,7 +62,6 @@ class FedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     reveals: ClassVar[str] = "each client's change of the global model"
     per_client_fields: ClassVar[tuple[str, ...]] = ("eta",)
     server_fields: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay", *SERVER_FIELDS)
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
 
     def __post_init__(self) -> None:
         check_local_work(self)
@@ -74,7 +72,7 @@ class FedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         return resolve_auto(self, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(init_memory(self, task, w0))
+        return self.init_server(w0), Client(init_memory(self, task, w0))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round

@@ -178,9 +178,9 @@ def auto_gamma(algorithm: FedProxPersonal, task: Task, statistics: ClientStatist
         number = uniform_lam(algorithm.lam)
         return 0.0 if number == 0 else share * (1 / number + 1 / smooth) if is_known else 1 / number
     lam = penalty_rows(algorithm.lam, torch.arange(len(statistics.n)), statistics.p)
-    bend = (statistics.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
+    curvature = (statistics.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
     pull = (statistics.p[:, None] * lam).sum(0)
-    return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if is_known else 1.0
+    return tuple((share * pull / curvature).where(curvature > 0, 1.0).tolist()) if is_known else 1.0
 
 
 def set_by_corollary(algorithm: FedProxPersonal, task: Task, statistics: ClientStatistics) -> FedProxPersonal:

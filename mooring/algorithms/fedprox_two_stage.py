@@ -183,8 +183,8 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
     def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
-        stay = self.final_eta == "stay"
-        eta = self.step_size(data, round, client.memory) if stay else as_number(self.final_eta)
+        keeps_eta = self.final_eta == "stay"
+        eta = self.step_size(data, round, client.memory) if keeps_eta else as_number(self.final_eta)
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, int(as_number(self.final_steps)), FINAL_SLOT)
         return Client(v, client.memory)
 
@@ -203,11 +203,11 @@ def resolve_final_stage(algorithm: FedProxTwoStage, task: Task, statistics: Clie
     mu, lam = float(statistics.convex.min()), smallest_lam(algorithm.lam)
     if eta == "stay" or not (isfinite(mu) and isinstance(task, HasSolve) and task.smooth_loss):
         passes = batches_per_epoch(statistics.n.long(), as_number(algorithm.batch) or None).max()
-        stay = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
+        steps_of_update = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
         return replace(
             algorithm,
             final_eta="stay" if algorithm.final_eta == "auto" else eta,
-            final_steps=FINAL_STAGE_UPDATES * stay,
+            final_steps=FINAL_STAGE_UPDATES * steps_of_update,
         )
     pull = as_number(eta) * (max(mu, 0.0) + lam)
     need = ceil(log(1 / FINAL_RELATIVE_ERROR) / pull) if pull > 0 else inf

@@ -35,13 +35,7 @@ from mooring.algorithms.hyperparameters import (
     store_optimizer_state,
     train_locally,
 )
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
 from mooring.core.cohort import CohortData, Condensed, Round, Rows, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
@@ -59,12 +53,11 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class FedRoD(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     balanced: bool = True
 
     paper: ClassVar[str] = "fedrod, Section 4"
     reveals: ClassVar[str] = "each client's change of the body and the generic head; its personal head stays with it"
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
@@ -75,9 +68,7 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         return resolve_auto(self, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(
-            torch.zeros_like(w0), init_memory(self, task, w0, models=2)
-        )
+        return self.init_server(w0), Client(torch.zeros_like(w0), init_memory(self, task, w0, models=2))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
@@ -107,9 +98,6 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         """Whether a step of w and h is that of w + prior and h - prior, both being one model to the optimizer."""
         rule = self.rule
         return not (rule.weight_decay or rule.clip_grad or (rule.moments and self.optimizer_state == "keep"))
-
-    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return server.w + client.v

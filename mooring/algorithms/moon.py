@@ -35,13 +35,7 @@ from mooring.algorithms.hyperparameters import (
     schedule,
     store_optimizer_state,
 )
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
 from mooring.core.cohort import Batch, CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
@@ -57,14 +51,13 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class Moon(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     mu: float = 1.0
     tau: float = 0.5
 
     paper: ClassVar[str] = "moon, Algorithm 1"
     group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's change of the global model"
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
 
     def __post_init__(self) -> None:
         check_local_work(self)
@@ -75,7 +68,7 @@ class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         return resolve_auto(self, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0))
+        return self.init_server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
@@ -106,9 +99,6 @@ class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
                 loss = -(weight * torch.log_softmax(scores, 1)[:, 0]).sum()
                 rows.append(torch.autograd.grad(loss, leaf)[0])
         return torch.stack(rows)
-
-    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return server.w

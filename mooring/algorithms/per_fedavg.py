@@ -35,13 +35,7 @@ from mooring.algorithms.hyperparameters import (
     schedule,
     store_optimizer_state,
 )
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
 from mooring.core.cohort import CohortData, Condensed, Round, StateTree, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
@@ -60,7 +54,7 @@ class Tuned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class PerFedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     inner_eta: Auto = "auto"
     variant: str = "hessian-free"
     tune_steps: int = 1
@@ -68,7 +62,6 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
     paper: ClassVar[str] = "per-fedavg, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the global model; its personal model stays with it"
     finetunes: ClassVar[bool] = True
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
@@ -83,7 +76,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         return replace(ready, inner_eta=inner)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(init_memory(self, task, w0))
+        return self.init_server(w0), Client(init_memory(self, task, w0))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
@@ -103,9 +96,6 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
             self.rule.step(w[:, :p], g[:, :p], rate, state, inner.active)
             set_buffers(task, w, buffers)
         return Client(count_round(store_optimizer_state(client.memory, state))), w - server.w
-
-    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         ahead = round._replace(t=round.t + 1)

@@ -42,11 +42,10 @@ from mooring.algorithms.hyperparameters import (
 )
 from mooring.algorithms.server_optimizers import (
     SERVER_FIELDS,
+    GlobalServer,
     GlobalState,
-    ServerOptimizer,
     apply_change,
     check_server_optimizer,
-    init_moments,
 )
 from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
@@ -64,7 +63,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class PFedMe(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     lam: PenaltyOrRule = "auto"
     inner: str = "descent"  # or "exact", where the task has a prox
     inner_eta: Auto = "auto"
@@ -79,7 +78,6 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     )
     per_client_fields: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_eta")
     server_fields: ClassVar[tuple[str, ...]] = ("server_step", "server_decay", *SERVER_FIELDS)
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
@@ -100,7 +98,7 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         return ready
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0))
+        return self.init_server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(
         self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round

@@ -111,9 +111,9 @@ class PooledRows(Rows):
         Over shifts, a row has N p_i/n_i places on average, and never fewer or more than that rounded down or up.
         """
         assert self.weight is not None
-        heap = torch.cumsum(self.weight, 0)
-        spot = torch.searchsorted(heap, (index + self.shift) / len(heap) * heap[-1], right=True)
-        return super().take(spot.clamp(max=len(heap) - 1), valid)
+        cumulative = torch.cumsum(self.weight, 0)
+        position = torch.searchsorted(cumulative, (index + self.shift) / len(cumulative) * cumulative[-1], right=True)
+        return super().take(position.clamp(max=len(cumulative) - 1), valid)
 
 
 def pool_clients(data: CohortData, round: Round) -> CohortData:

@@ -17,12 +17,13 @@ with m = 0 and s = server_tau^2 at first. There is no correction for the start o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.algorithms.hyperparameters import check_ranges
+from mooring.core.cohort import Round
 
 SERVER_OPTIMIZERS = ("sgd", "momentum", "adagrad", "yogi", "adam")
 
@@ -83,3 +84,16 @@ def apply_change(
     else:
         s = algorithm.server_beta2 * s + (1 - algorithm.server_beta2) * square
     return w + algorithm.server_eta * decay * m / (s.sqrt() + algorithm.server_tau), torch.stack([m, s])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalServer(ServerOptimizer):
+    """The server's part of algorithms whose server has a global model and nothing else."""
+
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
+
+    def init_server(self, w0: Tensor) -> GlobalState:
+        return GlobalState(w0, init_moments(self, w0))
+
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
+        return GlobalState(*apply_change(self, server.w, server.moments, mean))

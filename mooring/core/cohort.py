@@ -192,14 +192,14 @@ class Rows:
         A block holds at most `most` clients and `times` PADDED_BYTES of padded rows, and each of its clients has
         at least half of the longest client's rows (or 16). Blocks depend on the sizes only: equal data, equal blocks.
         """
-        room = int(times * MAX_PADDED_BYTES) // max(self.x[:1].numel() * self.x.element_size(), 1)
+        max_rows = int(times * MAX_PADDED_BYTES) // max(self.x[:1].numel() * self.x.element_size(), 1)
         order = torch.argsort(self.size, stable=True)
         sizes = self.size[order].numpy()
         blocks, begin = [], 0
         while begin < len(sizes):
             end = int(np.searchsorted(sizes, max(2 * sizes[begin], 16), side="right"))
             end = min(end, len(sizes) if most is None else begin + most)
-            fits = sizes[begin:end] * np.arange(1, end - begin + 1) <= room  # rising: the first ones do
+            fits = sizes[begin:end] * np.arange(1, end - begin + 1) <= max_rows  # rising: the first ones do
             end = begin + max(int(fits.sum()), 1)
             blocks.append(order[begin:end])
             begin = end

@@ -91,13 +91,13 @@ def minibatches(
 
     def step(k: int, batch: Condensed) -> Step:
         """Clients that are done carry no rows, so that they neither move nor cost."""
-        busy = counts > k if ragged else None
-        if busy is not None:
-            batch = without_finished_clients(batch, ~busy)
+        active = counts > k if ragged else None
+        if active is not None:
+            batch = without_finished_clients(batch, ~active)
         if (task.is_random or has_buffers) and isinstance(batch, Batch):
             batch = batch._replace(key=forward_keys(data, round, slot, k))
         task.record_draw(batch)
-        return Step(k, batch, busy)
+        return Step(k, batch, active)
 
     check_draws(draws)
     has_buffers = task.gradient_dim < task.dim

@@ -48,10 +48,10 @@ def damped_newton(
         for _ in range(MAX_HALVINGS):
             candidate = torch.where(searching[:, None], w - rate[:, None] * s, trial_w)
             value_at = value(candidate)
-            good = searching & (value_at <= f - ARMIJO_SHARE * rate * slope + rounding)
-            trial_w = torch.where(good[:, None], candidate, trial_w)
-            trial_f = torch.where(good, value_at, trial_f)
-            searching = searching & ~good
+            improves = searching & (value_at <= f - ARMIJO_SHARE * rate * slope + rounding)
+            trial_w = torch.where(improves[:, None], candidate, trial_w)
+            trial_f = torch.where(improves, value_at, trial_f)
+            searching = searching & ~improves
             if not bool(searching.any()):
                 trial_w = candidate
                 break

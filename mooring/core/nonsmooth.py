@@ -76,8 +76,8 @@ class Coupling(NamedTuple):
         schur = torch.diag(self.ridge) + torch.einsum("c,cij->ij", weight, torch.cholesky_solve(k, factor))
         center_factor = _factor((schur + schur.T)[None] / 2)[0]
 
-        def solve(right: Tensor) -> Tensor:
-            free = _solve_separately(factor, right)
+        def solve(rhs: Tensor) -> Tensor:
+            free = _solve_separately(factor, rhs)
             w = torch.cholesky_solve((weight @ free)[:, None], center_factor)[:, 0]
             return free + _solve_separately(factor, self.lam[:, None] * w)
 
@@ -158,7 +158,7 @@ def _follow_path(
     for _ in range(most):
         a = low + at.low
         mu = (_gap(at, real) / rows).clamp(min=tiny)
-        force = _back(j, a)
+        force = _transpose_product(j, a)
         slope = quad * at.v + linear + force
         if coupling is not None:
             slope = slope - coupling.lam[:, None] * coupling.center(at.v)
@@ -174,18 +174,20 @@ def _follow_path(
         live = (best_error > tol) & (waited < MAX_STALLED_ITERATIONS) & torch.isfinite(error)
         if not bool(live.any()):
             break
-        stiff = at.z / at.low + at.y / at.high
-        h = torch.bmm((j / stiff[..., None]).mT, j) + torch.diag_embed(quad)
+        weights = at.z / at.low + at.y / at.high
+        h = torch.bmm((j / weights[..., None]).mT, j) + torch.diag_embed(quad)
         if curvature is not None:
             h = h + curvature(a)
         solve = partial(_solve_separately, _factor(h)) if coupling is None else coupling.solver(h)
         zero = torch.zeros_like(u)
-        ahead = _newton(at, u, j, slope, stiff, solve, zero, zero)
-        reached = _gap(_move(at, ahead, _room(at, ahead, real, coupling is not None)), real) / rows
+        predictor = _newton(at, u, j, slope, weights, solve, zero, zero)
+        reached = _gap(_move(at, predictor, _max_step(at, predictor, real, coupling is not None)), real) / rows
         goal = mu / 2 * (reached / mu).clamp(max=1) ** 3
-        step = _newton(at, u, j, slope, stiff, solve, goal - ahead.low * ahead.z, goal - ahead.high * ahead.y)
-        room = _room(at, step, real, coupling is not None)
-        at = _move(at, step, (MAX_BOUNDARY_STEP_SHARE * room).clamp(max=1) * live[:, None])
+        step = _newton(
+            at, u, j, slope, weights, solve, goal - predictor.low * predictor.z, goal - predictor.high * predictor.y
+        )
+        max_step = _max_step(at, step, real, coupling is not None)
+        at = _move(at, step, (MAX_BOUNDARY_STEP_SHARE * max_step).clamp(max=1) * live[:, None])
         u, j = residuals(at.v)
     return best, spread
 
@@ -211,22 +213,22 @@ def _polish(
         v, a = at.v, torch.where(above, high, torch.where(below, low, low + at.low))
         u, j = residuals(v)
         for _ in range(POLISHING_STEPS):
-            give = POLISHING_RIDGE_SHARE * (j**2 / quad[:, None]).sum(2)
-            weight = torch.where(on & (give > 0), 1 / give.clamp(min=torch.finfo(quad.dtype).tiny), 0.0)
+            ridge = POLISHING_RIDGE_SHARE * (j**2 / quad[:, None]).sum(2)
+            weight = torch.where(on & (ridge > 0), 1 / ridge.clamp(min=torch.finfo(quad.dtype).tiny), 0.0)
             h = torch.diag_embed(quad) + (weight[..., None] * j).mT @ j
             if curvature is not None:
                 h = h + curvature(a)
-            slope = quad * v + linear + _back(j, a + weight * u)
+            slope = quad * v + linear + _transpose_product(j, a + weight * u)
             dv = -torch.cholesky_solve(slope[..., None], _factor(h))[..., 0]
             v, a = v + dv, a + weight * (u + torch.bmm(j, dv[..., None])[..., 0])
             u, j = residuals(v)
         # What rounding alone may do to u (a sum of such terms) and to a (forces balanced by a row of length |J_j|).
         off = ROUNDING_UNITS * eps * (u.abs() + 2 * torch.bmm(j.abs(), v.abs()[..., None])[..., 0])
-        forces = (quad * v).norm(dim=1) + linear.norm(dim=1) + _back(j, a).norm(dim=1)
+        forces = (quad * v).norm(dim=1) + linear.norm(dim=1) + _transpose_product(j, a).norm(dim=1)
         out = ROUNDING_UNITS * eps * (box + forces[:, None] / j.norm(dim=2).clamp(min=torch.finfo(quad.dtype).tiny))
         outside = (a > high + out) | (a < low - out)
-        wrong = (on & (outside | (u.abs() > off))) | (above & (u < -off)) | (below & (u > off))
-        done = waiting & ~wrong.any(1) & torch.isfinite(v).all(1)
+        misplaced = (on & (outside | (u.abs() > off))) | (above & (u < -off)) | (below & (u > off))
+        done = waiting & ~misplaced.any(1) & torch.isfinite(v).all(1)
         polished = torch.where(done[:, None], v, polished)
         waiting = waiting & ~done
         if not bool(waiting.any()):
@@ -239,21 +241,21 @@ def _newton(
     u: Tensor,
     j: Tensor,
     slope: Tensor,
-    stiff: Tensor,
+    weights: Tensor,
     solve: Callable[[Tensor], Tensor],
     z_goal: Tensor,
     y_goal: Tensor,
 ) -> PrimalDualPoint:
     """The step towards z (a - low) = z_goal and y (high - a) = y_goal."""
     pull = u + z_goal / at.low - y_goal / at.high
-    right = -slope - _back(j, pull / stiff)
-    dv = solve(right)
-    da = (pull + torch.bmm(j, dv[..., None])[..., 0]) / stiff
+    rhs = -slope - _transpose_product(j, pull / weights)
+    dv = solve(rhs)
+    da = (pull + torch.bmm(j, dv[..., None])[..., 0]) / weights
     return PrimalDualPoint(dv, da, -da, (z_goal - at.z * da) / at.low - at.z, (y_goal + at.y * da) / at.high - at.y)
 
 
-def _solve_separately(factor: Tensor, right: Tensor) -> Tensor:
-    return torch.cholesky_solve(right[..., None], factor)[..., 0]
+def _solve_separately(factor: Tensor, rhs: Tensor) -> Tensor:
+    return torch.cholesky_solve(rhs[..., None], factor)[..., 0]
 
 
 def _factor(h: Tensor) -> Tensor:
@@ -265,7 +267,7 @@ def _factor(h: Tensor) -> Tensor:
     return factor
 
 
-def _back(j: Tensor, rows: Tensor) -> Tensor:
+def _transpose_product(j: Tensor, rows: Tensor) -> Tensor:
     """J' rows, [C, d]."""
     return torch.bmm(rows[:, None], j)[:, 0]
 
@@ -279,11 +281,11 @@ def _move(at: PrimalDualPoint, step: PrimalDualPoint, share: Tensor) -> PrimalDu
     return PrimalDualPoint(*(value + share * change for value, change in zip(at, step)))
 
 
-def _room(at: PrimalDualPoint, step: PrimalDualPoint, real: Tensor, is_shared: bool) -> Tensor:
+def _max_step(at: PrimalDualPoint, step: PrimalDualPoint, real: Tensor, is_shared: bool) -> Tensor:
     """[C, 1]: how far all that must stay positive may move until the first is 0, at most 1/BOUNDARY; one number for
     all where `is_shared`."""
-    far = torch.full_like(at.z, 1 / MAX_BOUNDARY_STEP_SHARE)
+    step_to_zero = torch.full_like(at.z, 1 / MAX_BOUNDARY_STEP_SHARE)
     for value, change in zip(at[1:], step[1:]):
-        far = torch.minimum(far, torch.where(real & (change < 0), -value / change, far))
-    room = far.amin(1, keepdim=True)
-    return room.amin().expand_as(room) if is_shared else room
+        step_to_zero = torch.minimum(step_to_zero, torch.where(real & (change < 0), -value / change, step_to_zero))
+    max_step = step_to_zero.amin(1, keepdim=True)
+    return max_step.amin().expand_as(max_step) if is_shared else max_step

@@ -70,23 +70,23 @@ def add_mixed_counter(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
         return _mix(state + _GOLDEN + mixed)
 
 
-def words_below(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def words_below(state: np.ndarray, mixed: np.ndarray, limit: int, buffer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where onto(state, mixed) [m] is below `bar`, and what it is there, for a state of one word.
 
     What `_mix` does last leaves the upper 31 bits as they are: it is done only for those that these bits let through.
     `room` is memory to work in, at least [2, m].
     """
-    x, shifted = room[0, : len(mixed)], room[1, : len(mixed)]
+    x, shifted = buffer[0, : len(mixed)], buffer[1, : len(mixed)]
     with np.errstate(over="ignore"):
         np.add(mixed, state + _GOLDEN, out=x)
     x ^= np.right_shift(x, np.uint64(30), out=shifted)
     x *= _MIX_A
     x ^= np.right_shift(x, np.uint64(27), out=shifted)
     x *= _MIX_B
-    candidates = np.flatnonzero(x <= np.uint64(bar | ((1 << 33) - 1)))
+    candidates = np.flatnonzero(x <= np.uint64(limit | ((1 << 33) - 1)))
     word = x[candidates]
     word ^= word >> np.uint64(31)
-    low = word < np.uint64(bar)
+    low = word < np.uint64(limit)
     return candidates[low], word[low]
 
 

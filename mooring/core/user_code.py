@@ -145,8 +145,13 @@ def spec_of(thing: object) -> str | None:
     A script that is running is no such file: loading it again would run it again.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-    home = sys.modules.get(module or "")
-    if thing is None or module in (None, "__main__") or home is None or getattr(home, name, None) is not thing:
+    module_object = sys.modules.get(module or "")
+    if (
+        thing is None
+        or module in (None, "__main__")
+        or module_object is None
+        or getattr(module_object, name, None) is not thing
+    ):
         return None
     try:
         file = inspect.getsourcefile(thing)  # type: ignore[arg-type]

@@ -90,9 +90,9 @@ def load_client_arrays(
     names, notes = list(rows_of_client), []
     kind, classes, ys = targets([client_rows.y for client_rows in rows_of_client.values()], names, target_type)
     notes += describe_targets(kind, classes, ys)
-    kept, note = drop_small_clients(rows_of_client, min_rows or MIN_ROWS_TO_SPLIT, drop_small)
+    indices, note = drop_small_clients(rows_of_client, min_rows or MIN_ROWS_TO_SPLIT, drop_small)
     notes += [note] if note else []
-    names, ys = [names[i] for i in kept], [ys[i] for i in kept]
+    names, ys = [names[i] for i in indices], [ys[i] for i in indices]
     xs = [rows_of_client[name].x for name in names]
     parts = parts_of([rows_of_client[name].part for name in names], ys, names, kind, split, seed)
     mean, scale = 0.0, 1.0

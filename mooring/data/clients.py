@@ -104,11 +104,11 @@ def require_finite(values: Tensor, label: str, role: str = "inputs") -> None:
     """Refuse a client's rows that contain NaN or infinite numbers."""
     if not values.dtype.is_floating_point or bool(torch.isfinite(values.sum())):
         return  # a finite sum has finite terms
-    bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
-    if bad.any():
+    invalid = ~torch.isfinite(values).reshape(len(values), -1).all(1)
+    if invalid.any():
         raise RequestError(
-            f"{label}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite {role}, the first is row "
-            f"{int(bad.nonzero()[0]) + 1}; correct them or leave them out."
+            f"{label}: {int(invalid.sum())} of {len(values)} rows hold NaN or infinite {role}, the first is row "
+            f"{int(invalid.nonzero()[0]) + 1}; correct them or leave them out."
         )
 
 

@@ -175,11 +175,11 @@ def explain_key(name: str, present: np.ndarray, distinct: np.ndarray, width: flo
     rows means that numbers repeat between clients (rows counted within each client).
     """
     is_named_key = KEY_NAME.search(name) is not None
-    different = bool((distinct == present).all()) and present.sum() > 1
-    unique = different and width >= present.sum()
-    due = (present**2).sum() / (2 * width)
+    all_distinct = bool((distinct == present).all()) and present.sum() > 1
+    unique = all_distinct and width >= present.sum()
+    expected_repeats = (present**2).sum() / (2 * width)
     if (is_named_key and min(distinct.sum(), width) > MAX_CATEGORY_LEVELS) or (
-        unique and (is_named_key or due >= MIN_EXPECTED_REPEATS)
+        unique and (is_named_key or expected_repeats >= MIN_EXPECTED_REPEATS)
     ):
         return "is a key: its whole numbers " + ("do not repeat within any client" if unique else "hardly repeat")
     return None

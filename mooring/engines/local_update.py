@@ -38,13 +38,13 @@ def client_update(
 
 def finite_states(states: StateTree) -> Tensor:
     """[C]: whether each client's new state is finite; otherwise a client keeps the old one."""
-    good = torch.ones(len(states[0]) if len(states) else 0, dtype=torch.bool)
+    finite = torch.ones(len(states[0]) if len(states) else 0, dtype=torch.bool)
     for part in states:
         if part.dtype.is_floating_point and part[:1].numel():
             flat = part.reshape(len(part), -1)
             suspect = ~torch.isfinite(flat.sum(1))  # a finite sum has finite parts; large ones may add up to infinity
-            good[suspect] &= torch.isfinite(flat[suspect]).all(1)
-    return good
+            finite[suspect] &= torch.isfinite(flat[suspect]).all(1)
+    return finite
 
 
 def personal_models(

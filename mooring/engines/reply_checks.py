@@ -55,13 +55,13 @@ def check_replies(message: StateTree, clients: Tensor, pattern: object = None, u
     """
     refused: dict[int, str] = {}
     if isinstance(message, list):
-        wrong = [describe_mismatch(reply, pattern) for reply in message]
-        refused = {int(place): reason for place, reason in zip(clients, wrong) if reason}
+        mismatches = [describe_mismatch(reply, pattern) for reply in message]
+        refused = {int(place): reason for place, reason in zip(clients, mismatches) if reason}
         message = stack_states(
-            [reply for reply, reason in zip(message, wrong) if not reason] or [select(pattern, torch.arange(0))]
+            [reply for reply, reason in zip(message, mismatches) if not reason] or [select(pattern, torch.arange(0))]
         )
-        clients = clients[torch.tensor([not reason for reason in wrong], dtype=torch.bool)]
-    good = torch.ones(len(clients), dtype=torch.bool)
+        clients = clients[torch.tensor([not reason for reason in mismatches], dtype=torch.bool)]
+    accepted = torch.ones(len(clients), dtype=torch.bool)
     for part in message_tensors(message):
         size = largest_entries(part.reshape(len(part), -1)) if part[:1].numel() else torch.zeros(len(part))
         finite = torch.isfinite(size)
@@ -73,8 +73,8 @@ def check_replies(message: StateTree, clients: Tensor, pattern: object = None, u
         absurd = finite & (size > max_size) & (len(finite_sizes) >= MIN_REPLIES_FOR_MEDIAN)
         for place, norm in zip(clients[absurd].tolist(), size[absurd].tolist()):
             refused[place] = f"its reply holds {norm:.3g}, where {max_size / MAX_SIZE_FACTOR:.3g} is usual"
-        good &= finite & ~absurd
-    return CheckedReplies(clients[good], message if bool(good.all()) else select(message, good), refused)
+        accepted &= finite & ~absurd
+    return CheckedReplies(clients[accepted], message if bool(accepted.all()) else select(message, accepted), refused)
 
 
 def largest_entries(flat: Tensor) -> Tensor:

@@ -91,11 +91,11 @@ class Simulator:
     def make_replies(self, cohort: Tensor, states: StateTree, message: StateTree, meter: CostMeter) -> Replies:
         """Return the replies of a local update; the new states wait to be accepted."""
         self._pending = (cohort, states)
-        good = local_update.finite_states(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
-        if bool(good.all()):
+        finite = local_update.finite_states(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
+        if bool(finite.all()):
             return Replies(cohort, message, {}, meter)
-        missing = dict.fromkeys(cohort[~good].tolist(), local_update.NOT_FINITE)
-        return Replies(cohort[good], select(message, good), missing, meter)
+        missing = dict.fromkeys(cohort[~finite].tolist(), local_update.NOT_FINITE)
+        return Replies(cohort[finite], select(message, finite), missing, meter)
 
     def accept(self, clients: Tensor, round: Round) -> None:
         cohort, states = self._pending

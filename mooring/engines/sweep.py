@@ -174,8 +174,10 @@ def _collect_replies(
     if is_single or not _sweepable(_simulator(requests[0]).algorithm) or _max_runs(requests[0]) == 1:
         replies = [request.answer() for request in requests]
     elif places:
-        seats = {run.place: run.request for run in group}
-        replies = update_cohorts_together([seats.get(place, requests[0]) for place in range(places)], sorted(seats))
+        request_at = {run.place: run.request for run in group}
+        replies = update_cohorts_together(
+            [request_at.get(place, requests[0]) for place in range(places)], sorted(request_at)
+        )
     else:
         replies = update_cohorts_together(requests)
     share = (time.perf_counter() - begin) / len(group)

@@ -61,11 +61,11 @@ def stopping_time(
         return 0
     if fits(cap):
         return cap
-    good, bad = 1, cap
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
+    low, high = 1, cap
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def rank_stopping_time(rank: int, samples: int, update: LocalUpdate, sigma: float, norm: float = 1.0) -> float:

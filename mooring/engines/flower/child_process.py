@@ -53,15 +53,15 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def child_environment(home: Path) -> dict[str, str]:
+def child_environment(home_folder: Path) -> dict[str, str]:
     """Return the environment of Flower's processes: no telemetry, their own home folder, this package on the path."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     package = str(Path(__file__).resolve().parents[3])
     paths = [package, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
     return os.environ | {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_HOME": str(home),
+        "FLWR_HOME": str(home_folder),
         "MOORING_PARENT": str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -74,12 +74,14 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def start_process(arguments: list[str], home: Path, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+def start_process(
+    arguments: list[str], home_folder: Path, log: Path, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python module as a process, with a log and environment variables, until the block ends."""
     with open_log(log) as file:
         started = subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            env=child_environment(home) | variables,
+            env=child_environment(home_folder) | variables,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -114,7 +116,7 @@ def is_running(process: int) -> bool:
 
 def wait_for_port(host: str, port: int) -> None:
     """Wait until a port is free: the SuperLink of a killed server may take a moment to end."""
-    begun = time.monotonic()
+    started_at = time.monotonic()
     while True:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,7 +124,7 @@ def wait_for_port(host: str, port: int) -> None:
                 probe.bind((host, port))
                 return
             except OSError as error:
-                if time.monotonic() - begun > PORT_WAIT_SECONDS:
+                if time.monotonic() - started_at > PORT_WAIT_SECONDS:
                     raise RequestError(f"port {port} of {host} is taken ({error.strerror}); choose --port.") from error
         time.sleep(0.3)
 

@@ -111,8 +111,8 @@ class FlowerExchange:
         messages = {}
         for place in cohort.tolist():
             base = int(self.merged[place])
-            hold = {base, int(self.best[place]), *(int(tensor[place]) for pin in self.pins for tensor in pin)}
-            fields = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
+            needed_rounds = {base, int(self.best[place]), *(int(tensor[place]) for pin in self.pins for tensor in pin)}
+            fields = self._label() | {"round": list(round), "base": base, "hold": sorted(needed_rounds)}
             messages[self.roster.names[place]] = self._message_to(place, fields, tensors)
         if self.secure is not None and self.pattern is not None:
             return self._ask_masked(self.secure, messages, round)
@@ -149,11 +149,11 @@ class FlowerExchange:
         meter = CostMeter()
         for fields in masked.fields.values():
             meter.add(read_meter({"solves": SolveTolerances(), **fields.get("meter", {})}))
-        left = sorted({places[name] for name in messages} - set(senders))
+        departed = sorted({places[name] for name in messages} - set(senders))
         return Replies(
             torch.tensor(senders),
             [mean] * len(senders),
-            dict.fromkeys(left, "it left before the end of the sum"),
+            dict.fromkeys(departed, "it left before the end of the sum"),
             meter,
         )
 
@@ -164,15 +164,15 @@ class FlowerExchange:
         messages = self._deployments(server, round, at, {"parts": list(parts)})
         masked = sums.ask(SECURE_EVALUATE, messages, LOSS_RANGE, f"round {round.t}, losses")
         places = {name: place for place, name in enumerate(self.roster.names)}
-        there = torch.tensor(sorted(places[name] for name in masked.survivors))
+        present = torch.tensor(sorted(places[name] for name in masked.survivors))
         unknown = torch.full((len(self.roster),), torch.nan, dtype=torch.float64)
-        none = torch.zeros(len(self.roster), dtype=torch.long)
+        no_rows = torch.zeros(len(self.roster), dtype=torch.long)
         out = {}
         for k, part in enumerate(parts):
             rows = self.roster.sizes[part].double()
-            share = float(rows[there].sum() / rows.sum()) if float(rows.sum()) else 0.0
+            share = float(rows[present].sum() / rows.sum()) if float(rows.sum()) else 0.0
             mean = float(masked.total[k]) / share if share else float("nan")
-            out[part] = Scores(unknown, none, mean=mean)
+            out[part] = Scores(unknown, no_rows, mean=mean)
         return out
 
     def _message(self, reply: Payload) -> StateTree | str:
@@ -208,19 +208,19 @@ class FlowerExchange:
     def _absurd(self, risk: Tensor, rows: Tensor, answered: NamedValues) -> Tensor:
         """[m]: whose losses [parts, m] are not finite or absurdly large where most clients' are not: they are left out,
         by name, so that one client cannot end the run as if it had diverged."""
-        there = (rows > 0) & torch.tensor([name in answered for name in self.roster.names])
-        finite = risk[there & torch.isfinite(risk)]
+        has_rows = (rows > 0) & torch.tensor([name in answered for name in self.roster.names])
+        finite = risk[has_rows & torch.isfinite(risk)]
         usual = float(finite.median()) if len(finite) else 0.0
-        bad = (there & ~(risk.abs() <= MAX_SIZE_FACTOR * max(1.0, usual))).any(0)
-        if 2 * int(bad.sum()) > int(there.any(0).sum()):
-            return torch.zeros_like(bad)  # the run has diverged
-        for place in bad.nonzero().reshape(-1).tolist():
-            shown = float(risk[:, place].nan_to_num(nan=torch.inf).max())
+        absurd = (has_rows & ~(risk.abs() <= MAX_SIZE_FACTOR * max(1.0, usual))).any(0)
+        if 2 * int(absurd.sum()) > int(has_rows.any(0).sum()):
+            return torch.zeros_like(absurd)  # the run has diverged
+        for place in absurd.nonzero().reshape(-1).tolist():
+            loss = float(risk[:, place].nan_to_num(nan=torch.inf).max())
             self.messenger.report(
                 f"client '{self.roster.names[place]}' is left out of this evaluation: it reports a loss of "
-                f"{shown:.3g}, where {usual:.3g} is usual"
+                f"{loss:.3g}, where {usual:.3g} is usual"
             )
-        return bad
+        return absurd
 
     def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor | None:
         """Return the personal models; a client that sends none is named and recorded with the global model."""
@@ -311,9 +311,9 @@ class FlowerExchange:
         return self.messenger.ask(what, messages, deadline=deadline or self.options.deadline, quorum=quorum)
 
 
-def required_replies(options: FederationSection, asked: int) -> int:
+def required_replies(options: FederationSection, requested: int) -> int:
     """Return the number of clients that must answer."""
-    return math.ceil(options.quorum * asked) if options.quorum <= 1 else int(options.quorum)
+    return math.ceil(options.quorum * requested) if options.quorum <= 1 else int(options.quorum)
 
 
 def read_meter(fields: JsonObject | None) -> CostMeter:

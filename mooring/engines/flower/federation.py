@@ -188,7 +188,7 @@ def _lead_to_end(
 
 def report_to_metrics(link: RunningSuperLink, on_progress: OnProgress) -> OnProgress:
     """Return `on_progress` that also reports rounds and seconds to /metrics; epsilon where the run is private."""
-    begun, reported = time.monotonic(), -GAUGE_SECONDS
+    started_at, reported = time.monotonic(), -GAUGE_SECONDS
 
     def report_both(what: str, done: int, rounds: int) -> None:
         nonlocal reported
@@ -196,7 +196,7 @@ def report_to_metrics(link: RunningSuperLink, on_progress: OnProgress) -> OnProg
         if time.monotonic() - reported < GAUGE_SECONDS and done < rounds:
             return
         reported = time.monotonic()
-        gauges = {"rounds_done": done, "rounds_planned": rounds, "run_seconds": time.monotonic() - begun}
+        gauges = {"rounds_done": done, "rounds_planned": rounds, "run_seconds": time.monotonic() - started_at}
         if ": epsilon " in what:
             gauges["epsilon_spent"] = float(what.rpartition(" ")[2])
         with suppress(OSError, ValueError, httpx.HTTPError):

@@ -397,13 +397,13 @@ class NodeConnection:
             message = inflate_object_from_contents(number, contents)
             assert isinstance(message, Message)
             message.metadata.__dict__["_message_id"] = number
-            begun = time.monotonic()
-            self._send(answer(message), run, begun)
+            started_at = time.monotonic()
+            self._send(answer(message), run, started_at)
         except RunNotRunningException:
             pass  # the server was restarted and asks again
         return True
 
-    def _send(self, reply: Message, run: int, begun: float) -> None:
+    def _send(self, reply: Message, run: int, started_at: float) -> None:
         from flwr.supercore.inflatable.inflatable_object import (
             get_all_nested_objects,
             get_object_tree,
@@ -414,8 +414,8 @@ class NodeConnection:
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = get_all_nested_objects(reply)
-            wanted, session = send(reply, get_object_tree(reply), time.monotonic() - begun)
-            for part in wanted:
+            object_ids, session = send(reply, get_object_tree(reply), time.monotonic() - started_at)
+            for part in object_ids:
                 push_object(run, session, part, objects[part].deflate())
 
 

@@ -200,14 +200,14 @@ def run_embedded_node(
     backoff = FIRST_BACKOFF_SECONDS
     report(f"connecting to {server.address}")
     while not is_finished():
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             deactivate_former_node(client, server)
             _answer_messages(client, server, is_finished, report)
         except CONNECTION_ERRORS as error:
             if is_finished():
                 return  # the server has ended, too
-            if time.monotonic() - begun > MAX_BACKOFF_SECONDS:
+            if time.monotonic() - started_at > MAX_BACKOFF_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
             report(f"no connection to {server.address} ({describe_error(error)}); next attempt in {backoff:g} s")
             time.sleep(backoff)
@@ -269,13 +269,13 @@ class GatewaySession:
 
     def exchange(self, body: bytes) -> tuple[str, bytes] | None:
         """Send a reply, if there is one, and wait for the next message; a lost response is requested again."""
-        begun, pause = time.monotonic(), 0.05
+        started_at, pause = time.monotonic(), 0.05
         while True:
             try:
                 response = self.client.post(EXCHANGE, content=body, headers={SESSION: self.token})
                 break
             except httpx.TransportError:
-                if time.monotonic() - begun > RECONNECT_SECONDS:
+                if time.monotonic() - started_at > RECONNECT_SECONDS:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
@@ -298,8 +298,8 @@ def _answer_inline(
     while True:
         finished = is_finished()
         if finished and body:
-            about, pieces = split_frames(body)
-            body = join_frames(about | {"leave": True}, pieces)
+            about, contents = split_frames(body)
+            body = join_frames(about | {"leave": True}, contents)
         received = session.exchange(body) if body or not finished else None
         if finished:
             return

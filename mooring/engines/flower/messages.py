@@ -75,9 +75,9 @@ def rebuild_tree(prefix: str, tensors: Mapping[str, Tensor]) -> StateTree:
         raise RequestError(f"a message names its parts wrongly: {error}.") from error
 
 
-def join_frames(about: JsonObject, pieces: Sequence[bytes] = ()) -> bytes:
-    head = json.dumps(about | {"lengths": [len(piece) for piece in pieces]}, separators=COMPACT).encode()
-    return b"\n".join((head, b"".join(pieces)))
+def join_frames(about: JsonObject, contents: Sequence[bytes] = ()) -> bytes:
+    head = json.dumps(about | {"lengths": [len(content) for content in contents]}, separators=COMPACT).encode()
+    return b"\n".join((head, b"".join(contents)))
 
 
 def split_frames(body: bytes) -> tuple[JsonObject, list[bytes]]:
@@ -86,15 +86,15 @@ def split_frames(body: bytes) -> tuple[JsonObject, list[bytes]]:
     about = json.loads(head)
     if not isinstance(about, dict) or not isinstance(about.get("lengths"), list):
         raise ValueError("no frame")
-    pieces, begin = [], 0
+    contents, begin = [], 0
     for length in about["lengths"]:
         if not isinstance(length, int) or length < 0:
             raise ValueError("a length must be a whole number")
-        pieces.append(content[begin : begin + length])
+        contents.append(content[begin : begin + length])
         begin += length
     if begin != len(content):
         raise ValueError("the lengths do not add up")
-    return about, pieces
+    return about, contents
 
 
 def to_records(payload: Payload) -> RecordDict:

@@ -169,12 +169,12 @@ class Messenger:
                 "" if not absent and left >= MIN_CLIENTS else f"not connected: {', '.join(absent or sorted(excluded))}"
             )
 
-        begun, reported = self.clock(), ""
+        started_at, reported = self.clock(), ""
         while why := lacking():
             if why != reported:
                 self.report(f"waiting for clients: {why}")
-                begun, reported = self.clock(), why
-            if self.clock() - begun > self.wait:
+                started_at, reported = self.clock(), why
+            if self.clock() - started_at > self.wait:
                 raise WorkError(
                     f"the clients did not connect in {self.wait:g} seconds: {why}.{self._describe_rejected()}"
                 )
@@ -197,7 +197,7 @@ class Messenger:
         refused: dict[str, str] = {}
         why: dict[str, str] = {}
         retry: dict[str, float] = {}
-        begun = progress = reported = self.clock()
+        started_at = progress = reported = self.clock()
         pause = FIRST_POLL_SECONDS
         while len(replies) + len(refused) < len(messages):
             self._scan_nodes()
@@ -220,7 +220,7 @@ class Messenger:
             if len(replies) + len(refused) > before:
                 progress, pause = now, FIRST_POLL_SECONDS
                 continue
-            if deadline is not None and now - begun > deadline and len(replies) >= quorum:
+            if deadline is not None and now - started_at > deadline and len(replies) >= quorum:
                 break
             if now - progress > self.wait:
                 pending = (name for name in messages if name not in replies and name not in refused)
@@ -424,14 +424,14 @@ class GatewayGrid:
     def _request(self, what: str, about: JsonObject, pieces: Iterable[bytes] = ()) -> tuple[JsonObject, list[bytes]]:
         """Return the gateway's response. A request that failed is repeated, since pushing twice does no harm; `lost` is
         set where the response to a pull may have been lost."""
-        content, begun = join_frames(about, list(pieces)), time.monotonic()
+        content, started_at = join_frames(about, list(pieces)), time.monotonic()
         while True:
             try:
                 response = self.client.post(what, content=content)
                 break
             except httpx.TransportError as error:
                 self.lost = self.lost or not isinstance(error, httpx.ConnectError)
-                if time.monotonic() - begun > RETRY_SECONDS:
+                if time.monotonic() - started_at > RETRY_SECONDS:
                     raise WorkError(
                         f"the SuperLink does not respond ({error}); the same command resumes the run."
                     ) from error

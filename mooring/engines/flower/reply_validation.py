@@ -46,12 +46,12 @@ class MalformedReplyError(ValueError):
     """One clause that says what is wrong with a reply."""
 
 
-def find_problem(what: str, asked: Payload, reply: Payload, client: str) -> str | None:
+def find_problem(what: str, request: Payload, reply: Payload, client: str) -> str | None:
     """Why a reply does not count; None if it is as it must be."""
     try:
         check_tensors(reply.tensors)
         if (check := CHECKS.get(what)) is not None:
-            check(asked, reply, client)
+            check(request, reply, client)
     except MalformedReplyError as error:
         return printable(str(error))
     except Exception as error:  # whatever a reply raises is the reply's fault
@@ -71,7 +71,7 @@ def check_count(value: object, what: str, most: float = MAX_REPORTED_ROWS) -> in
     raise MalformedReplyError(f"it reports {str(value)[:40]} as {what}; a whole number up to {most:.0g} is right")
 
 
-def check_survey(asked: Payload, reply: Payload, client: str) -> None:
+def check_survey(request: Payload, reply: Payload, client: str) -> None:
     summary = parse_summary(reply, client)
     if not {"target", "client"} <= set(summary.roles) <= set(ColumnRoles._fields):
         raise MalformedReplyError("it does not name its target and client columns")
@@ -86,12 +86,12 @@ def check_survey(asked: Payload, reply: Payload, client: str) -> None:
         check_column_statistics(column, facts, needed)
 
 
-def check_tally(asked: Payload, reply: Payload, client: str) -> None:
-    summary, plan = parse_summary(reply, client), asked.fields["plan"]
-    wanted = {column["name"]: column["kind"] for column in plan["columns"]}
-    if set(summary.facts) != {*wanted, plan["target"]}:
+def check_tally(request: Payload, reply: Payload, client: str) -> None:
+    summary, plan = parse_summary(reply, client), request.fields["plan"]
+    expected = {column["name"]: column["kind"] for column in plan["columns"]}
+    if set(summary.facts) != {*expected, plan["target"]}:
         raise MalformedReplyError("it tallies other columns than it was asked for")
-    for column, kind in wanted.items():
+    for column, kind in expected.items():
         needed = {"has", "rows", "present", "missing"} | (set() if kind == CATEGORY else {"total", "low", "high"})
         check_column_statistics(column, summary.facts[column], needed)
         if kind == CATEGORY and column not in summary.levels:
@@ -99,8 +99,8 @@ def check_tally(asked: Payload, reply: Payload, client: str) -> None:
     check_column_statistics(plan["target"], summary.facts[plan["target"]], {"has", "rows", "total", "low", "high"})
 
 
-def check_spread(asked: Payload, reply: Payload, client: str) -> None:
-    summary, draft = parse_summary(reply, client), asked.fields["draft"]
+def check_spread(request: Payload, reply: Payload, client: str) -> None:
+    summary, draft = parse_summary(reply, client), request.fields["draft"]
     places = {str(j) for j in range(len(draft["mean"]))}
     if set(summary.facts) != {*places, "target"}:
         raise MalformedReplyError("it gives the spread of other columns than it was asked for")
@@ -141,16 +141,16 @@ def check_column_statistics(column: str, facts: NamedValues, needed: set[str]) -
         raise MalformedReplyError(f"its lowest value of '{column}' is above its highest")
 
 
-def check_names(asked: Payload, reply: Payload, client: str) -> None:
-    names, wanted = reply.fields["names"], asked.fields["wanted"]
-    if not isinstance(names, dict) or not set(names) <= set(wanted):
+def check_names(request: Payload, reply: Payload, client: str) -> None:
+    names, expected = reply.fields["names"], request.fields["wanted"]
+    if not isinstance(names, dict) or not set(names) <= set(expected):
         raise MalformedReplyError("it names levels of other columns than it was asked for")
     for column, levels in names.items():
-        if not all(isinstance(level, str) for level in levels.values()) or not set(levels) <= set(wanted[column]):
+        if not all(isinstance(level, str) for level in levels.values()) or not set(levels) <= set(expected[column]):
             raise MalformedReplyError(f"it names other levels of '{column}' than it was asked for")
 
 
-def check_adopt(asked: Payload, reply: Payload, client: str) -> None:
+def check_adopt(request: Payload, reply: Payload, client: str) -> None:
     sizes, weight = reply.fields["sizes"], reply.fields["weight"]
     for part in PARTS:
         check_count(sizes[part], f"rows to {part}")
@@ -162,9 +162,9 @@ def check_adopt(asked: Payload, reply: Payload, client: str) -> None:
         raise MalformedReplyError("it does not state how its rows were split")
 
 
-def check_facts(asked: Payload, reply: Payload, client: str) -> None:
+def check_facts(request: Payload, reply: Payload, client: str) -> None:
     """The statistics that settings are resolved from: one number each, and fits of the model's size."""
-    size, prefix = len(asked.tensors["w0"].reshape(-1)), "facts/"
+    size, prefix = len(request.tensors["w0"].reshape(-1)), "facts/"
     names = {name.removeprefix(prefix).removesuffix(NONE_SUFFIX) for name in reply.tensors if name.startswith(prefix)}
     if unknown := names - set(ClientStatistics._fields):
         raise MalformedReplyError(f"it states {min(unknown)[:40]!r}, which it was not asked for")
@@ -204,26 +204,26 @@ def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
         raise MalformedReplyError(f"its {what} holds {tensor.dtype}")
 
 
-def check_evaluate(asked: Payload, reply: Payload, client: str) -> None:
-    check_shape(reply.tensors["risk"], (len(asked.fields["parts"]),), "loss")
+def check_evaluate(request: Payload, reply: Payload, client: str) -> None:
+    check_shape(reply.tensors["risk"], (len(request.fields["parts"]),), "loss")
 
 
-def check_model(asked: Payload, reply: Payload, client: str) -> None:
+def check_model(request: Payload, reply: Payload, client: str) -> None:
     model = reply.tensors["model"]
     if model.dim() != 2 or not model.dtype.is_floating_point or not bool(torch.isfinite(model).all()):
         raise MalformedReplyError("its model is not finite, or of the wrong shape")
 
 
-def check_number(asked: Payload, reply: Payload, client: str) -> None:
+def check_number(request: Payload, reply: Payload, client: str) -> None:
     number, known = reply.fields["number"], reply.fields["known"]
     if not isinstance(known, bool) or not (number is None or isinstance(number, float)):
         raise MalformedReplyError("it sends no number")
 
 
-def check_statement(asked: Payload, reply: Payload, client: str) -> None:
+def check_statement(request: Payload, reply: Payload, client: str) -> None:
     statement = reply.fields["statement"]
-    right = {"session": asked.fields["session"], "name": client, "cohort": sorted(asked.fields["cohort"])}
-    if any(statement.get(key) != value for key, value in right.items()) or not isinstance(statement["public"], str):
+    expected = {"session": request.fields["session"], "name": client, "cohort": sorted(request.fields["cohort"])}
+    if any(statement.get(key) != value for key, value in expected.items()) or not isinstance(statement["public"], str):
         raise MalformedReplyError("it signs another statement than it was asked for")
     if not 0 < float(statement["weight"]) <= MAX_REPORTED_ROWS:
         raise MalformedReplyError(f"it states a weight of {statement['weight']}")
@@ -233,15 +233,15 @@ def check_statement(asked: Payload, reply: Payload, client: str) -> None:
         raise MalformedReplyError("it signs nothing")
 
 
-def check_masked(asked: Payload, reply: Payload, client: str) -> None:
+def check_masked(request: Payload, reply: Payload, client: str) -> None:
     masked = reply.tensors["masked"]
     if masked.dim() != 1 or masked.dtype != torch.int64:
         raise MalformedReplyError("it sends no masked vector")
-    if "parts" in asked.fields and len(masked) != len(asked.fields["parts"]):
+    if "parts" in request.fields and len(masked) != len(request.fields["parts"]):
         raise MalformedReplyError("it sends losses of other parts than it was asked for")
 
 
-def check_confirmation(asked: Payload, reply: Payload, client: str) -> None:
+def check_confirmation(request: Payload, reply: Payload, client: str) -> None:
     fields = reply.fields
     if "confirmed" in fields:
         if not isinstance(fields["confirmed"], list) or not all(isinstance(name, str) for name in fields["confirmed"]):
@@ -249,21 +249,21 @@ def check_confirmation(asked: Payload, reply: Payload, client: str) -> None:
         return
     if not isinstance(fields["signature"], str):
         raise MalformedReplyError("it signs nothing")
-    if not set(fields["shares"]) == set(fields["commitments"]) == set(asked.fields["survivors"]) - {client}:
+    if not set(fields["shares"]) == set(fields["commitments"]) == set(request.fields["survivors"]) - {client}:
         raise MalformedReplyError("it does not send every peer a share and a commitment to it")
     for text in (fields["sealed"], *fields["shares"].values()):
         bytes.fromhex(text)
 
 
-def check_shares(asked: Payload, reply: Payload, client: str) -> None:
-    if set(reply.fields["shares"]) != set(asked.fields["shares"]):
+def check_shares(request: Payload, reply: Payload, client: str) -> None:
+    if set(reply.fields["shares"]) != set(request.fields["shares"]):
         raise MalformedReplyError("it returns other shares than it was asked for")
     for name, share in reply.fields["shares"].items():
-        if share is not None and commit_to_share(name, client, share) != asked.fields["commitments"][name]:
+        if share is not None and commit_to_share(name, client, share) != request.fields["commitments"][name]:
             raise MalformedReplyError(f"it returns a false share of '{name}'")
 
 
-def check_seeds(asked: Payload, reply: Payload, client: str) -> None:
+def check_seeds(request: Payload, reply: Payload, client: str) -> None:
     seeds = [reply.fields["seed"], *reply.fields["pairs"].values()]
     if not all(isinstance(seed, str) and len(bytes.fromhex(seed)) == 32 for seed in seeds):
         raise MalformedReplyError("it reveals no seeds")

@@ -284,8 +284,8 @@ class SecureAggregator:
         for name, reply in replies.items():
             statements[name] = {key: reply.fields[key] for key in ("statement", "signature")}
             self.weights[name] = float(reply.fields["statement"]["weight"])
-        shown = Payload({"session": session, "statements": statements})
-        self.messenger.ask_all(SECURE_PEERS, dict.fromkeys(self.names, shown))
+        message = Payload({"session": session, "statements": statements})
+        self.messenger.ask_all(SECURE_PEERS, dict.fromkeys(self.names, message))
         self.session = session
 
     def ask(self, what: str, requests: Mapping[str, Payload], range_: float, title: str) -> SecureSum:
@@ -433,13 +433,13 @@ def check_secure_run(run: RunFile, options: FederationSection) -> None:
     from mooring.core.aggregation import MEAN
 
     training = run.training
-    asked = [f"average = {training.average!r}"] if training.average != MEAN else []
-    asked += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
-    asked += ["share_models = true"] * options.share_models + ["compress"] * (options.compress is not None)
-    if options.secure and asked:
-        raise RequestError(f"secure = true hides single messages and models; leave out {asked[0]}.")
-    many = options.clients if isinstance(options.clients, int) else len(options.clients or ())
-    if options.secure and many < MIN_COHORT:
+    ruled_out = [f"average = {training.average!r}"] if training.average != MEAN else []
+    ruled_out += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
+    ruled_out += ["share_models = true"] * options.share_models + ["compress"] * (options.compress is not None)
+    if options.secure and ruled_out:
+        raise RequestError(f"secure = true hides single messages and models; leave out {ruled_out[0]}.")
+    count = options.clients if isinstance(options.clients, int) else len(options.clients or ())
+    if options.secure and count < MIN_COHORT:
         raise RequestError(
-            f"secure = true needs 3 clients or more, and {many} take part: two see each other's message."
+            f"secure = true needs 3 clients or more, and {count} take part: two see each other's message."
         )

@@ -112,9 +112,9 @@ def start_superlink(
         ),
     }
     with start_process(arguments, folder / "home", log, **variables) as started:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         while not is_healthy(address, ca):
-            if started.poll() is not None or time.monotonic() - begun > START_TIMEOUT_SECONDS:
+            if started.poll() is not None or time.monotonic() - started_at > START_TIMEOUT_SECONDS:
                 raise WorkError(f"Flower's SuperLink did not start; see {log}.")
             time.sleep(0.2)
         yield RunningSuperLink(address, ca, secret, lambda: started.poll() is None)

@@ -50,10 +50,10 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
     server = simulate(FedAvg(**work), task, trained, plan, weights="uniform", resolved=True).server
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, fields in WAYS.items():
-        stays = joining(APFL(adapt_on="train", **fields, **work), server.w, new, rounds, seed)
-        out |= name_series(way, [worths(new, mix_models(stay.alpha, stay.v, stay.w)) for stay in stays])
+        models = joining(APFL(adapt_on="train", **fields, **work), server.w, new, rounds, seed)
+        out |= name_series(way, [worths(new, mix_models(model.alpha, model.v, model.w)) for model in models])
     tuning = joining(APFL(alpha=0.5, adapt="no", **work), server.w, new, rounds, seed, moves_w=True)
-    return out | name_series(TUNED, [worths(new, stay.w) for stay in tuning])
+    return out | name_series(TUNED, [worths(new, model.w) for model in tuning])
 
 
 def joining(
@@ -63,14 +63,14 @@ def joining(
     fine-tunes."""
     count = len(new)
     alpha = torch.tensor(method.alpha, dtype=w.dtype).expand(count)
-    stay = Mixture(w.expand(count, -1), w.expand(count, -1), alpha)
-    yield stay
+    model = Mixture(w.expand(count, -1), w.expand(count, -1), alpha)
+    yield model
     for epoch in range(EPOCHS):
         turn = Round(rounds + 1 + epoch, rounds + EPOCHS, count, count, 1.0, seed)
         memory = torch.full((count, 1), float(epoch), dtype=w.dtype)  # the rounds of a client so far
-        steps = method.local_steps(stay, TASK, new.cohort(), turn, memory, moves_w=moves_w)
-        stay = deque(steps, maxlen=1).pop()
-        yield stay
+        steps = method.local_steps(model, TASK, new.cohort(), turn, memory, moves_w=moves_w)
+        model = deque(steps, maxlen=1).pop()
+        yield model
 
 
 def name_series(way: str, curve: list[tuple[float, float]]) -> dict:
