@@ -73,7 +73,7 @@ __all__ = [
     "write_report",
 ]
 
-if not TYPE_CHECKING:  # a type checker knows the names above, and no others
+if not TYPE_CHECKING:  # so that a type checker accepts the names above only
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":

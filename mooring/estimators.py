@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 MIN_ROWS_FOR_VALIDATION = 5  # a client with fewer rows trains on all of them
-SINGLE_CLIENT_RIDGE = 1e-6  # a single client has nobody to be moored to: nearly unpenalised
+SINGLE_CLIENT_RIDGE = 1e-6  # a single client has no others to be pulled to: nearly unpenalized
 SINGLE_CLIENT = "all"  # the one client of a fit without clients
 
 PARAMETERS = """
@@ -267,10 +267,11 @@ class _Personalized(BaseEstimator):
         if names is not None:
             check_length(names, len(x))
             place = np.append(pd.Index(self.clients_).get_indexer(names.categories), -1)[names.codes]
-            nobody = int((names.codes < 0).sum())
-            if nobody:
+            unassigned = int((names.codes < 0).sum())
+            if unassigned:
                 warnings.warn(
-                    f"{count_phrase(nobody, 'row')} without a client: predicted with the global model.", stacklevel=3
+                    f"{count_phrase(unassigned, 'row')} without a client: predicted with the global model.",
+                    stacklevel=3,
                 )
         elif self.with_clients_:
             warnings.warn(

@@ -80,7 +80,7 @@ def option_names() -> list[str]:
 
 
 def describe(name: str) -> dict[str, str]:
-    """An option as `mooring list options` tells it."""
+    """An option as `mooring list options` shows it."""
     option = OPTIONS[name]
     return {
         "flag": option.flag,
@@ -188,7 +188,7 @@ def make_flag(option: Option, default: str | None = None) -> object:
 
 
 def parse_value(option: Option, words: Any) -> object:
-    """What a flag's text says, as a run file would hold it; None if the flag was not given."""
+    """The value of a flag's text, as a run file contains it; None if the flag was not given."""
     types = option_types(option)
     if words is None or words == [] or types == {bool}:
         return None if words == [] else words

@@ -48,7 +48,7 @@ def _describe_group(command: click.Command, path: tuple[str, ...]) -> Iterator[s
 def _describe_command(command: click.Command, path: tuple[str, ...]) -> str:
     """A command: its text, its example, and a table of its options."""
     arguments = " ".join(
-        str(part.make_metavar(click.Context(command))) for part in command.params if _is_argument(part)
+        str(part.make_metavar(click.Context(command))) for part in command.params if isinstance(part, click.Argument)
     )
     lines = [f"## {' '.join(path)}\n", f"```text\n{' '.join(path)} {arguments} [OPTIONS]\n```\n".replace("  ", " ")]
     lines.append(_join_lines(command.help or "") + "\n")
@@ -61,10 +61,6 @@ def _describe_command(command: click.Command, path: tuple[str, ...]) -> str:
         rows = [f"| `{', '.join(part.opts)}` | {_escape(part.help or '')} |" for part in options]
         lines.append("\n".join(["| option | effect [default] |", "|---|---|", *rows]) + "\n")
     return "\n".join(line for line in lines if line)
-
-
-def _is_argument(parameter: click.Parameter) -> bool:
-    return isinstance(parameter, click.Argument)
 
 
 def _join_lines(text: str) -> str:

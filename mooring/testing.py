@@ -1,13 +1,13 @@
-"""`check_federated`: does an algorithm stand every odd client that a federation may have?
+"""`check_federated`: whether an algorithm handles the unusual clients that a federation may have.
 
-Each case is a small federation with something odd in it: a client without rows, with one class, with a cell of 1e30, a
+Each case is a small federation with an unusual client: one without rows, with one class, with a cell of 1e30, a
 thousand times as large as the others, and so on. An algorithm passes a case when it ends with finite models for
-everyone, or when it is refused in one sentence that names the odd client. Whoever adds an algorithm runs
+every client, or when it refuses in one sentence that names the unusual client. After adding an algorithm, run
 
     from mooring.testing import check_federated
     check_federated(MyAlgorithm())
 
-and gets a row per case; a failure says which case and how.
+which returns a row per case; a failure names the case and the error.
 """
 
 from __future__ import annotations

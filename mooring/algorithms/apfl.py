@@ -17,7 +17,7 @@ apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
                           q <- project_simplex( q + agnostic (m/cohort) L(w) ),  L_i(w) = 0 outside of the cohort
 
     eta = "theory"        16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, local iterations t = 1..T
-    eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, everybody every round, steps <= rounds
+    eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, all clients every round, steps <= rounds
 
     output = "last"       client i deploys alpha_i v_i + (1 - alpha_i) w
     output = "own"        client i deploys alpha_i v_i + (1 - alpha_i) w_i, w_i its own copy after its last update: what

@@ -6,7 +6,7 @@ mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
     w  <- sum_i p_i w_i                                over the cohort
 
     growth = "smooth"   lam max{T^(1/3), (T/I)^(1/2)} is used, I clients a round for T rounds (mspp, Theorem 1: lam =
-                        3L); lam T^(1/3) with everybody in every round (Remark 2)
+                        3L); lam T^(1/3) with every client in every round (Remark 2)
     growth = "kinked"   lam sqrt(T)                       (mspp, Theorem 2: exact solves, lam > 2 x weak convexity)
     lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
     output = "random"   deploys w_t*, t* drawn uniformly from 0..T-1: what the theorems speak about
@@ -15,8 +15,8 @@ Symbols  w: Server.w    lam: the papers' 1/eta    eta: the inner step size    li
 Limits   lam -> 0 with SGD is FedAvg; lam -> infinity stands still; the fixed point minimizes sum_i p_i F_i, F_i the
          Moreau envelope of L_i, not sum_i p_i L_i
 Departs  inner = "descent" stops at a gradient certificate |grad| <= tol, at most `steps` steps; with growth = "smooth"
-         tol is mspp's min{G/sqrt(I), 2LG/(lam I)}, or L^2 G/lam^2 with everybody: bounds on the gradient, which SGD is
-         held to by one full gradient after its steps. What was promised and reached is counted. The theorems bound the
+         tol is mspp's min{G/sqrt(I), 2LG/(lam I)}, or L^2 G/lam^2 with every client: bounds on the gradient, which one
+         full gradient checks after SGD's steps. What was promised and reached is counted. The theorems bound the
          mean over rounds, so output = "last" has no guarantee. growth = "smooth" takes G, unless given, from the
          clients' fits; lam = "theory" takes 1/lam of Theorem 2 from the rows' lengths; w sums by p, not 1/I
 """

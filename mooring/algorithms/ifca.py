@@ -5,7 +5,7 @@ model averaging.
 
     j_i  = arg min_j L_i(w_j)                             on the client's training rows
     w_i  = w_j after `steps` local SGD steps on L_i       j = j_i
-    w_j <- sum_{i: j_i = j} p_i w_i / sum_{i: j_i = j} p_i    over the cohort; unchanged if nobody chose j
+    w_j <- sum_{i: j_i = j} p_i w_i / sum_{i: j_i = j} p_i    over the cohort; unchanged if no client chose j
 
 Symbols  w_j: Server.clusters    j_i: Client.cluster    w: Server.w, the model of the largest cluster (by p)
 Limits   clusters = 1 is FedAvg

@@ -60,13 +60,13 @@ def open_display(aside: bool, track: str | None) -> Display:
 
 def log_to_tracker(display: Display, out: Path, track: str | None) -> None:
     if track is not None:
-        from mooring.report.tracking import log_run as tell
+        from mooring.report.tracking import log_run
 
-        display.print_line(f"Tracked: {tell(out, track)}")
+        display.print_line(f"Tracked: {log_run(out, track)}")
 
 
 def mark_resumable(out: Path) -> Path:
-    """Where a run is about to be written: it must be possible, and an interrupted command tells how to go on."""
+    """Where a run is about to be written: it must be writable, and an interrupted command prints how to resume."""
     from mooring.runs.directory import check_writable
 
     check_writable(out)
@@ -75,7 +75,7 @@ def mark_resumable(out: Path) -> Path:
 
 
 def free_directory(source: str, purpose: str) -> Path:
-    """Where a run goes if nobody says: named after its source and what is done with it."""
+    """The default directory of a run, named after its source and its method."""
     from mooring.runs.directory import default_run_path
 
     return default_run_path(f"{Path(source).stem}-{purpose}")

@@ -27,7 +27,7 @@ def without_finished_clients(batch: Condensed, done: Tensor) -> Condensed:
 
 
 class Step(NamedTuple):
-    """The k-th local step (from 0): its rows, and who still works (None: everyone)."""
+    """The k-th local step (from 0): its rows, and which clients still have steps (None: all)."""
 
     k: int
     batch: Condensed  # a Batch, or the task's summary of all rows
@@ -189,12 +189,12 @@ def _draw_alike(
     size: int,
     per_epoch: int,
 ) -> Iterator[RowDraw]:
-    """The same draws where all clients have as many rows: an order serves its steps as it is."""
-    everyone = np.full(len(start), size)
+    """The same draws where all clients have equally many rows: slices of an order are the steps' rows."""
+    sizes = np.full(len(start), size)
     for k in range(0, most, per_epoch):
         used = min(size, min(most - k, per_epoch) * batch)
         state = random_words(seeds, "batches", keys, t, slot, k // per_epoch)
-        order = draw_order(state, everyone, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
+        order = draw_order(state, sizes, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
         full = np.full(len(start), min(batch, size))
         for begin in range(0, used, batch):
             row_index = order[:, begin : begin + batch]

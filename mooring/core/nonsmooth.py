@@ -11,7 +11,7 @@ with the box's multipliers z, y >= 0 are followed to mu = 0 by Mehrotra's predic
 factorises one d x d matrix per problem.
 
 That path leaves an error: a gap of rounding size, eps f, allows |v - v*| up to sqrt(2 eps f / quad), half the digits,
-and which of them are right depends on rounding. So the end is polished: rows are told apart into those at their kink,
+and which of them are right depends on rounding. So the end is polished: rows are divided into those at their kink,
 u_j = 0 with a_j inside the box, and those beside it, whose a_j is a bound, and the equations that are left,
 
     quad v + linear + J'a = 0      u_j = 0 at the kinks

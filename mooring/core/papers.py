@@ -227,7 +227,7 @@ def paper_key(text: str) -> str:
 def expand_citations(text: str) -> str:
     """A citation with its authors: "apfl, Section 3" is "Deng, Kamani and Mahdavi 2020 (apfl), Section 3".
 
-    What is not in the bibliography, such as the source of somebody's own algorithm, stays as it is.
+    A source that is not in the bibliography, such as that of a user's own algorithm, is returned unchanged.
     """
     parts = []
     for key, place in _parts(text):

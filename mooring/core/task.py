@@ -1,6 +1,6 @@
 """The contract of a task: losses, gradients and predictions of a cohort of parameter vectors.
 
-Only a task knows how the vector w splits into parts. Shapes: w [C, d], batch.x [C, B, ...], batch.y [C, B].
+Only a task splits the vector w into parts. Shapes: w [C, d], batch.x [C, B, ...], batch.y [C, B].
 `Task` is what every task has; protocols such as `HasProx` are what some have: `isinstance(task, HasProx)`.
 """
 

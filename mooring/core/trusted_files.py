@@ -1,9 +1,9 @@
 """Which files a run file may name: data beside it, and other data and code only if this user has given them.
 
-A run file or a run directory may come from somebody else. Reading it executes nothing: a Python file that it names
-("net.py:make") is run only if this user has given that file, on a command line, as an argument, or by trusting the
-run file (`--trust-code`, `trust_code=True`, or yes to a question). Its data lie in its own folder, or are given in the
-same way.
+A run file or a run directory may come from an untrusted source. Reading it executes nothing: a Python file that it
+names ("net.py:make") is run only if this user has given that file, on a command line, as an argument, or by trusting
+the run file (`--trust-code`, `trust_code=True`, or yes to a question). Its data are in its own folder, or are given in
+the same way.
 
 What was given is remembered, so that the user's own runs need no question: code by the sha256 of its bytes, so that
 a changed file is a new one, data by their path. The record is one text file in the user's state folder; where that

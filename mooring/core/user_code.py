@@ -44,7 +44,7 @@ def load_python(spec: str, what: str, copies: Path | None = None) -> Any:
     file = find_copy(copies, spec) or Path(path)
     if not file.is_file():
         raise RequestError(f"{what} {spec!r}: there is no file {path}.")
-    title = f"{_begins(spec)}{Path(path).stem}"  # no name that anybody imports
+    title = f"{_begins(spec)}{Path(path).stem}"  # a name that no module imports
     module, source = ModuleType(title), read_trusted_code(file)
     module.__file__ = str(file)
     sys.modules[title] = module  # dataclasses look their module up

@@ -71,7 +71,7 @@ def predict(
     own model predicts its rows, and the global one rows of unknown clients and rows without a client;
     a table without it is predicted by the only client of a run with one client.
     Of a comparison, `method` names the models (default: the best on validation rows). `trust_code` lets a run
-    of somebody else use the model file that it names.
+    from an untrusted source use the model file that it names.
     """
     directory, method_notes = choose_method(path, method)
     if trust_code:

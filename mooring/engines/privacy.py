@@ -4,7 +4,7 @@
     epsilon   of n Gaussian releases at `noise` is that of one at noise / sqrt(n), exactly; n: how often the client that
               took part most often took part
 
-It bounds what the sequence of global models reveals about any one client's rows, against somebody who knows everything
+It bounds what the sequence of global models reveals about any one client's rows, against an attacker that knows all
 else: the other clients' rows, the shares, and the participants of each round (so no gain is claimed from sampling). The
 server is trusted: it sees single messages, clips them and draws the noise. docs/privacy.md states what is not covered.
 

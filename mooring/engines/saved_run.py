@@ -181,7 +181,7 @@ def open(
     """A finished run of `fit`, `compare`, `advise` or `personalize`.
 
     `method` chooses among those of a comparison; without it, it is the best on validation rows. A `model` or a `loss`
-    that was in memory is passed again. `trust_code` lets a run of somebody else use the code that it names.
+    that was in memory is passed again. `trust_code` allows code that an untrusted run names.
     """
     purpose = open_run(path).run.mooring.purpose
     directory, notes = choose_method(path, method)

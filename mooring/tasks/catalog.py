@@ -73,7 +73,7 @@ def check_task_class(thing: object, name: str) -> type[Task]:
 
 
 def describe(name: str) -> JsonObject:
-    """What `mooring list tasks` tells."""
+    """The rows of `mooring list tasks`."""
     cls = find(name)
     by_class = cls.__module__.endswith(".linear_losses") or not cls.__module__.startswith("mooring.")
     text = (cls.__doc__ if by_class else sys.modules[cls.__module__].__doc__) or ""

@@ -67,11 +67,11 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "sobolev": sobolev,
     "ntk": ntk,
 }
-SETTINGS = {"polynomial": ("degree",), "rbf": ("bandwidth",), "laplace": ("bandwidth",)}  # what each may be told
+SETTINGS = {"polynomial": ("degree",), "rbf": ("bandwidth",), "laplace": ("bandwidth",)}  # of each kernel
 
 
 def find(kernel: str | Kernel, **settings: float) -> Kernel:
-    """The kernel of that name, with those of the settings that it knows; a function is taken as it is."""
+    """The kernel of that name with its settings among these; a function is returned unchanged."""
     if callable(kernel):
         return kernel
     if kernel not in KERNELS:

@@ -20,7 +20,7 @@ Departs  The corollaries use one threshold for every p. Given p, ell_max S1/mu i
          training equals the heterogeneity term of FedAvg's. For p = n/N both agree.
 Departs  `crossing_radius` is the border in the units of w: noise/(mu sqrt(n)). For quadratics of curvature mu the
          crossing is exactly there, but for the factor sqrt(1 - 1/m).
-Reads    Remark 3.1 says both are optimal when R is of order m/N; it is R^2.
+Reads    Remark 3.1 states that both are optimal when R is of order m/N; it is R^2.
 
 Source   alternative, Theorem 3.3, Corollaries 3.1 and 4.1, Section 3.4.
 """

@@ -81,8 +81,8 @@ class FlowerExchange:
         each = stack_states([ClientStatistics(**rebuild_tree("facts", reply.tensors)._asdict()) for reply in replies])
         check_statistics(self.roster.names, each)
         calls = CallBatcher(make_sender(partial(self.messenger.ask_all, "statistics"), self.roster.names))
-        everyone, size = tuple(range(len(self.roster))), self.roster.sizes["train"]
-        rows = RemoteRows(calls, ("train",), everyone, size, *self.row)
+        all_clients, size = tuple(range(len(self.roster))), self.roster.sizes["train"]
+        rows = RemoteRows(calls, ("train",), all_clients, size, *self.row)
         return add_federation_estimates(each, self.task, rows, asks)
 
     def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:

@@ -15,9 +15,10 @@ The SuperLink's gateway: an ASGI application that decides, from a request's head
     /metrics                 with the token of the file metrics.token
     all others               the server's own processes: with the secret that `mooring serve` gave them
 
-Where a request comes from decides nothing: a port forwarder makes everybody local. A request without a signature or a
-secret is refused before its body is read. The enrolled keys are those of the keys' folder, read again every second, so
-that a revoked key is refused at once. Embedded nodes exchange messages here (`mailbox.py`); all others are Flower's.
+The origin of a request decides nothing: behind a port forwarder every request is local. A request without a signature
+or a secret is refused before its body is read. The enrolled keys are those of the keys' folder, read again every
+second, so that a revoked key is refused at once. Embedded nodes exchange messages here (`mailbox.py`); all others are
+Flower's.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from starlette.types import Message as HttpMessage
 from mooring.core.types import JsonObject
 from mooring.engines.flower.messages import join_frames, split_frames
 
-MAX_REPLIES = 100_000  # that nobody has pulled yet
+MAX_REPLIES = 100_000  # that are not pulled yet
 FLOWER_MESSAGE_PREFIX = "look-"  # begins the name of a note: Flower has a message for the node
 GATHER_SECONDS = 0.005  # for further replies, after the first: one request carries them
 AWAY_SECONDS = 90.0  # without a request after which a node is no longer reached here
@@ -156,7 +157,7 @@ class Mailbox:
                 return received
 
     def forget(self, messages: Iterable[str]) -> None:
-        """Messages whose replies nobody waits for any more."""
+        """Forget messages whose replies are no longer awaited."""
         withdrawn = set(messages)
         self.expected -= withdrawn
         for message in withdrawn:

@@ -125,7 +125,7 @@ def from_records(content: RecordDict) -> Payload:
             tensors_by_name = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
         order = list(map(str, record[ORDER] if ORDER in record else sorted(tensors_by_name)))  # type: ignore[arg-type]
         tensors = {name: NOTHING if name.endswith(NONE_SUFFIX) else tensors_by_name[name] for name in order}
-    except Exception as error:  # bytes that somebody else chose: a shape too large for any memory, an archive, ...
+    except Exception as error:  # untrusted bytes: a shape too large for any memory, an archive, ...
         raise RequestError(f"a message cannot be read: {type(error).__name__} {error}.") from error
     return Payload(fields, tensors)
 

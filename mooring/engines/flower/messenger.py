@@ -41,10 +41,10 @@ from mooring.engines.flower.reply_validation import find_problem
 from mooring.runs.sections import installed_version
 
 MESSAGE_TYPE = "query"  # Flower's word for the kind of all our messages; `client_app.py` listens to it
-NODE_SCAN_SECONDS = 2.0  # seconds between looks at who is there
+NODE_SCAN_SECONDS = 2.0  # between requests for the list of nodes
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.5  # between pulls of replies
 RESEND_SECONDS = 2.0  # seconds before a message that failed is sent again
-UNAWAITED_REQUESTS = ("hello", "dismissed")  # messages that nobody waits for
+UNAWAITED_REQUESTS = ("hello", "dismissed")  # messages whose replies are not awaited
 MIN_CLIENTS = 2  # clients of a federation
 REVOKED_REASON = "its key was revoked"
 REPORT_SECONDS = 10.0  # without a reply, after which a line says which clients are waited for

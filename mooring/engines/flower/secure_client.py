@@ -171,7 +171,7 @@ def save_state(node: ClientNode, known: JsonObject, *, durable: bool = True) -> 
 
 
 def delete_state(node: ClientNode) -> None:
-    """Delete keys and seeds of a finished run: nobody can remove its masks any more."""
+    """Delete keys and seeds of a finished run, so that its masks can no longer be removed."""
     state_path(node).unlink(missing_ok=True)
 
 
@@ -403,7 +403,7 @@ def shared_seed(node: ClientNode, current: JsonObject, other: str) -> bytes:
 
 
 def handle_confirm(node: ClientNode, payload: Payload) -> Payload:
-    """Sign who is in the sum, once for each attempt: `confirmed` names those of a sum that was opened before.
+    """Sign the list of clients in the sum, once per attempt: `confirmed` names those of a sum that was opened before.
 
     An attempt that this client has not opened may be repeated over other clients: its masks stay on for ever."""
     known = load_state(node)

@@ -64,7 +64,7 @@ MAX_BITS = 52  # of a rounded entry: float64 holds no more
 SHARE_PRIME = 2**256 + 297  # the smallest prime above 2^256, so that a key of 32 bytes is an element of its field
 NONCE_BYTES = 12
 UNMASK_SECONDS = 30.0  # for clients to unmask a sum, where the run file has no deadline; then their peers are asked
-LOSS_RANGE = 2.0**20  # losses are clamped to it, so that one client's divergence looks like everybody's
+LOSS_RANGE = 2.0**20  # losses are clamped to it, so that one client's divergence looks like that of all clients
 
 
 def min_survivors(cohort: int) -> int:
@@ -219,7 +219,7 @@ def is_signed(public: ec.EllipticCurvePublicKey, value: object, signature: objec
 
 
 def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]) -> JsonObject:
-    """What a client signs when it confirms who is in a sum."""
+    """The statement that a client signs to confirm the clients of a sum."""
     return {
         "protocol": PROTOCOL_NAME,
         "run": run,
