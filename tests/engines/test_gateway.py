@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from mooring.core.errors import RequestError
 from mooring.engines.flower import flower_patches, gateway, join, keys
-from mooring.engines.flower.gateway import Mailbox
+from mooring.engines.flower.mailbox import Mailbox
 from mooring.engines.flower.messages import join_frames, split_frames
 from mooring.engines.flower.superlink import (
     FIT_APPS,

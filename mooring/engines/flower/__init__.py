@@ -13,7 +13,9 @@ ray_simulation.py  Flower's own simulation, on Ray
 disclosure.py      what may leave a client (its policy), and records of what was asked and sent
 secure_sums.py     secure sums: the protocol, and the server's part
 secure_client.py   the client's part in secure sums: what it sends, and what it refuses
-gateway.py         the ASGI application in front of Flower's SuperLink, and its mailbox for embedded nodes
+gateway.py         the ASGI application in front of Flower's SuperLink
+mailbox.py         messages between the server's app and embedded nodes, in the gateway's memory
+gateway_grid.py    the grid by which the server's app uses the mailbox
 superlink.py       Flower's SuperLink: start it, register keys, submit runs
 child_process.py   processes that are started, watched and ended
 join.py            `mooring join`: an embedded node, or Flower's own

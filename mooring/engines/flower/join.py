@@ -49,8 +49,9 @@ from mooring.engines.flower.flower_patches import (
     register_node,
     sign_request,
 )
-from mooring.engines.flower.gateway import EXCHANGE, FLOWER_MESSAGE_PREFIX, OPEN_CHANNEL, POLL_SECONDS, SESSION
+from mooring.engines.flower.gateway import EXCHANGE, OPEN_CHANNEL, POLL_SECONDS, SESSION
 from mooring.engines.flower.keys import load_identity, read_private
+from mooring.engines.flower.mailbox import FLOWER_MESSAGE_PREFIX
 from mooring.engines.flower.messages import Payload, join_frames, split_frames
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import make_synced_folder, read_json

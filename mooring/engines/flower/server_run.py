@@ -37,6 +37,7 @@ from mooring.engines.flower.client_node import run_digest
 from mooring.engines.flower.disclosure import append_record
 from mooring.engines.flower.exchange import FlowerExchange
 from mooring.engines.flower.flower_patches import LossDetectingGrid, end_with_parent
+from mooring.engines.flower.gateway_grid import use_gateway
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.messenger import (
     MIN_CLIENTS,
@@ -44,7 +45,6 @@ from mooring.engines.flower.messenger import (
     Grid,
     Messenger,
     ignore_message,
-    use_gateway,
 )
 from mooring.engines.flower.secure_sums import check_secure_run
 from mooring.engines.loop import full_round

@@ -33,9 +33,9 @@ from mooring.engines.flower.child_process import (
 from mooring.engines.flower.client_app import AppPaths
 from mooring.engines.flower.flower_patches import ControlClient
 from mooring.engines.flower.gateway import OWN, SECRET
+from mooring.engines.flower.gateway_grid import ADDRESS_VARIABLE, CA_VARIABLE
 from mooring.engines.flower.keys import write_secret
 from mooring.engines.flower.messages import join_frames
-from mooring.engines.flower.messenger import ADDRESS_VARIABLE, CA_VARIABLE
 from mooring.engines.request import read_federation_request
 from mooring.runs.runfile import RunFile
 
