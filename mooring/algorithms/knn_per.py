@@ -23,7 +23,7 @@ Departs  alpha_i has the lowest mean loss on the client's validation rows among 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -32,7 +32,6 @@ from mooring.algorithms.hyperparameters import check_ranges, resolve_auto
 from mooring.algorithms.server_optimizers import GlobalState
 from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.task import Task
-from mooring.core.types import Auto
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.memory import MemoryTask, Recall, add_memory
 
@@ -48,7 +47,7 @@ class KnnPer(FedAvg):
     neighbors: int = 10
     sigma: float = 1.0
     alpha: float | str = BY_VALIDATION  # weight of the neighbors: a number, or "validation": chosen by each client
-    capacity: Auto = "auto"  # stored rows: a number, or "auto": all of every client's training rows
+    capacity: int | Literal["auto"] = "auto"  # stored rows: a number, or "auto": all of every client's training rows
 
     paper: ClassVar[str] = "knnper, Algorithm 1"
     group: ClassVar[str] = "personal"

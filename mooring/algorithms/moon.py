@@ -97,7 +97,10 @@ class Moon(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
                 z = represent(task, leaf, x)
                 scores = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], 1) / self.tau
                 loss = -(weight * torch.log_softmax(scores, 1)[:, 0]).sum()
+            if loss.requires_grad:
                 rows.append(torch.autograd.grad(loss, leaf)[0])
+            else:  # the last layer takes inputs as they are
+                rows.append(torch.zeros_like(leaf))
         return torch.stack(rows)
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:

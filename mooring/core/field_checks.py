@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Iterable
-from typing import Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from mooring.core.errors import RequestError
 from mooring.core.types import NamedValues
@@ -79,6 +79,8 @@ def type_alternatives(hint: object) -> list[object]:
 
 def matches_type(value: object, kind: object) -> bool:
     """Whether a value may stand in a field of this type; types that no run file can hold are left to their owner."""
+    if kind is Literal:
+        return isinstance(value, str)  # one of which, its owner checks
     if kind not in TYPE_NAMES:
         return value is None if kind is type(None) else True
     if isinstance(value, bool):

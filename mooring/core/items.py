@@ -83,8 +83,13 @@ def find_items(x: Any) -> tuple[TensorItems | DatasetItems, int] | None:
         return TensorItems(inputs), min((len(part) for part in tensors), default=0)
     if isinstance(x, DataLoader):
         return DatasetItems([x.dataset], [x.collate_fn]), len(x.dataset)  # type: ignore[arg-type,list-item]
-    is_data_set = hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, list | tuple | str)
-    return (DatasetItems([x]), len(x)) if is_data_set and not hasattr(x, "__array__") else None
+    return (DatasetItems([x]), len(x)) if is_sized_dataset(x) else None
+
+
+def is_sized_dataset(x: object) -> bool:
+    """Whether an object has a length and items as a map-style data set has, also one that is not torch's."""
+    is_other = isinstance(x, list | tuple | str | Mapping) or hasattr(x, "__array__")
+    return not is_other and hasattr(x, "__getitem__") and hasattr(x, "__len__")
 
 
 def split_item(item: Inputs) -> tuple[Inputs, Inputs]:

@@ -155,6 +155,8 @@ def _named_mask(task: Task, name: str) -> Tensor:
     if name in ("head", "body"):
         head = head_coefficients(task)
         return head if name == "head" else ~head
+    if name == "norm":
+        raise RequestError("the model has no normalization layer to stay with clients; use fedavg, or name a part.")
     names = ", ".join(block.name for block in task.layout[:6]) + (", ..." if len(task.layout) > 6 else "")
     raise RequestError(f"personal: no part of the model is called {name!r}; it has {names}.")
 

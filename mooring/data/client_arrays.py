@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -28,7 +29,7 @@ from torch.utils.data import (
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
-from mooring.core.items import DatasetItems, Inputs, TensorItems, map_tensors, split_item
+from mooring.core.items import DatasetItems, Inputs, TensorItems, is_sized_dataset, split_item
 from mooring.core.seeds import client_key
 from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, PARTS, REGRESSION, Clients, require_finite
@@ -69,12 +70,14 @@ def load_client_arrays(
     drop_small: bool = False,
     seed: int = 0,
     standardise: bool = True,
+    takes_classes: bool = False,
     refuse_leaks: bool = False,
     **unused: object,
 ) -> Clients:
     """Return the clients of a source for which `is_client_arrays` is true.
 
     `standardise` states whether numbers to predict are stored as (y - mean) / scale; predictions are scaled back.
+    `takes_classes` states that the loss takes whole numbers as classes, also where tokens or pixels have 0 and 1 only.
     """
     if target_type is not None and target_type not in KINDS:
         raise RequestError(f"target_type must be one of {', '.join(KINDS)}, got {target_type!r}.")
@@ -88,7 +91,8 @@ def load_client_arrays(
         source, items = number_items(source)
     rows_of_client = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
     names, notes = list(rows_of_client), []
-    kind, classes, ys = targets([client_rows.y for client_rows in rows_of_client.values()], names, target_type)
+    ys = [client_rows.y for client_rows in rows_of_client.values()]
+    kind, classes, ys = targets(ys, names, target_type, takes_classes)
     notes += describe_targets(kind, classes, ys)
     indices, note = drop_small_clients(rows_of_client, min_rows or MIN_ROWS_TO_SPLIT, drop_small)
     notes += [note] if note else []
@@ -205,13 +209,13 @@ def is_read_by_item(value: object) -> bool:
     if isinstance(value, DataLoader):
         is_plain = value.collate_fn in (default_collate, default_convert)
         return not (is_plain and isinstance(value.dataset, TensorDataset))
-    return isinstance(value, Dataset) and not isinstance(value, TensorDataset)
+    return not isinstance(value, TensorDataset) and (isinstance(value, Dataset) or is_sized_dataset(value))
 
 
 def read_targets(value: Any, label: str, collate: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Tensor]:
     """Return the inputs of a client, in memory or as a data set, and its targets."""
     if isinstance(value, tuple) and len(value) == 2:
-        inputs, y = map_tensors(value[0], tensor), tensor(value[1])
+        inputs, y = input_tensors(value[0]), target_tensor(value[1], label)
         parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
         parts = parts if isinstance(parts, tuple | list) else [parts]
         sizes = {len(part) for part in parts}
@@ -259,14 +263,16 @@ def check_collated_targets(
 def sampled_rows(loader: DataLoader, label: str) -> Any:
     """Return the data set of a loader, of which a sampler may select a part; how often rows are drawn is not the
     loader's choice."""
-    sampler, rows = loader.sampler, loader.dataset
+    sampler, rows, batches = loader.sampler, loader.dataset, loader.batch_sampler
+    if batches is not None:
+        sampler = batches.sampler if type(batches) is BatchSampler else batches
     if isinstance(rows, IterableDataset) or isinstance(sampler, SequentialSampler):
         return rows
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(sampler):
         return rows
     if isinstance(sampler, SubsetRandomSampler):
         return Subset(rows, sorted(sampler.indices))
-    if isinstance(sampler, list | range) and len(set(sampler)) == len(sampler):
+    if isinstance(sampler, list | range) and sampler is not batches and len(set(sampler)) == len(sampler):
         return Subset(rows, list(sampler))
     raise RequestError(
         f"{label}: the loader's {type(sampler).__name__} is not used, since every round draws its own minibatches; "
@@ -322,8 +328,8 @@ def pair_of(value: object, label: str) -> tuple[Tensor, Tensor]:
         value = sampled_rows(value, label)
     if isinstance(value, Dataset):
         x, y = stack_items(value, label)
-    elif isinstance(value, tuple | list) and len(value) == 2:
-        x, y = tensor(value[0]), tensor(value[1])
+    elif isinstance(value, tuple | list) and len(value) == 2 and not isinstance(value[0], Dataset | DataLoader):
+        x, y = tensor(value[0]), target_tensor(value[1], label)
     else:
         raise RequestError(f"{label}: a client's rows are {ROW_FORMS}; got {type(value).__name__}.")
     if len(x) != len(y):
@@ -352,13 +358,40 @@ def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
 
 def tensor(values: object) -> Tensor:
     """Return a tensor on the CPU; numbers in double precision become single, as networks use them."""
-    try:
-        result = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-    except TypeError:
+    if isinstance(values, Tensor) and (values.is_nested or values.layout != torch.strided):
         raise RequestError(
-            "arrays for a network hold numbers, got text or objects; number the classes 0, 1, ..."
+            "arrays for a network are dense; got a sparse or nested tensor: use to_dense(), or pad rows."
+        )
+    try:
+        if not isinstance(values, Tensor):
+            array = np.asarray(values)
+            values = torch.as_tensor(array if array.flags.writeable else array.copy())
+        result = values.detach().cpu()
+    except (TypeError, ValueError):
+        raise RequestError(
+            f"arrays for a network hold numbers, one shape for all rows; got text, objects or rows of unequal lengths "
+            f"({type(values).__name__}). Number the classes 0, 1, ..., pad rows, and make sparse matrices dense."
         ) from None
+    if not result.ndim:
+        raise RequestError(f"arrays for a network have one entry per row, got the single number {result.item()}.")
     return result.float() if result.dtype in (torch.float64, torch.float16, torch.bfloat16) else result
+
+
+def target_tensor(values: object, label: str) -> Tensor:
+    """Return targets as a tensor; several targets of a row are columns of one array."""
+    if isinstance(values, Mapping) or (isinstance(values, tuple) and any(np.ndim(part) for part in values)):
+        raise RequestError(
+            f"{label}: several targets are given as a {type(values).__name__}; make them columns of one array, as "
+            "torch.stack([a, b], 1) does, and let the loss take its columns."
+        )
+    return tensor(values)
+
+
+def input_tensors(values: object) -> Any:
+    """Return inputs of several arrays with a tensor in place of each."""
+    if isinstance(values, Mapping):
+        return {name: tensor(part) for name, part in values.items()}
+    return tuple(tensor(part) for part in values) if isinstance(values, tuple) else tensor(values)
 
 
 def require_equal_shapes(rows_of_client: dict[str, ClientRows]) -> dict[str, ClientRows]:
@@ -371,27 +404,37 @@ def require_equal_shapes(rows_of_client: dict[str, ClientRows]) -> dict[str, Cli
     return rows_of_client
 
 
-def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, tuple[str, ...], list[Tensor]]:
+def targets(
+    ys: list[Tensor], names: list[str], kind: str | None, takes_classes: bool = False
+) -> tuple[str, tuple[str, ...], list[Tensor]]:
     """Return the target's kind, the classes, and the targets as a network takes them.
 
     Whole numbers are classes as they are (0, 1, 2, ...), numbers a regression, and several columns of 0 and 1 are
-    labels.
+    labels, unless the loss `takes_classes` of tokens or pixels.
     """
-    values = torch.cat([y.reshape(len(y), -1) for y in ys])
+    values = torch.cat([y.reshape(len(y), y.shape[1:].numel()) for y in ys])
+    if not len(values):
+        raise RequestError("no client has any rows.")
     several = ys[0].ndim > 1
     is_integer = not values.dtype.is_floating_point
     if kind is None:
         yes_or_no = bool(((values == 0) | (values == 1)).all())
         top = int(values.max()) if is_integer else 0
         kind = CLASSES if is_integer else REGRESSION
-        kind = MULTILABEL if several and yes_or_no else kind
-        kind = BINARY if kind == CLASSES and top <= 1 else kind
+        kind = MULTILABEL if several and yes_or_no and not (takes_classes and is_integer) else kind
+        kind = BINARY if kind == CLASSES and top <= 1 and not several else kind
     if several and kind in (BINARY, COUNT):
         raise RequestError(f"a target that is {kind} has one value per row, got the shape {tuple(ys[0].shape[1:])}.")
     if kind not in (BINARY, CLASSES):
         return kind, (), [y.float() for y in ys]
     values = values[values != IGNORED_CLASS] if several else values
+    if not len(values):
+        raise RequestError(f"no row has a target: all are {IGNORED_CLASS}.")
     low, high = int(values.min()), int(values.max())
+    if kind == BINARY and high > 1:
+        raise RequestError(
+            f"target_type = 'binary' has the classes 0 and 1, but there is a class {high}; use 'classes'."
+        )
     if low < 0 or bool((values != values.long()).any()):
         raise RequestError(
             "classes are the whole numbers 0, 1, 2, ...; give target_type = 'regression' for other numbers."

@@ -234,6 +234,8 @@ def plan_callbacks(
 ) -> list[Callback]:
     """Return the callbacks of a plan, including the user's. `private` has the ledger of a plan with noise (default: one
     in memory)."""
+    if not isinstance(user, Sequence) or not all(isinstance(callback, Callback) for callback in user):
+        raise RequestError(f"callbacks is a list of objects of mooring.engines.callbacks.Callback, got {user!r}.")
     private = make_private_mean(plan, clients) if private is None else private
     callbacks: list[Callback] = [] if private is None else [AddNoise(private)]
     callbacks += [SimulateAttack(plan.attack)] if plan.attack is not None else []

@@ -33,8 +33,10 @@ PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0
 
 def name_personal_parts(settings: NamedValues, model: object) -> NamedValues:
     """The hyperparameters, in which `personal`, given as a function of parameter names, is the list of those names."""
-    chosen = settings.get("personal")
+    chosen = settings.get("personal", "")
     if not callable(chosen):
+        if not isinstance(chosen, str | list | tuple):
+            raise RequestError(f"personal names parts of the model: a name, a list or a function, got {chosen!r}.")
         return settings
     if not (isinstance(model, nn.Module) or callable(model)):
         raise RequestError("personal: a function of parameter names needs the network as `model`; else give names.")
@@ -45,7 +47,10 @@ def name_personal_parts(settings: NamedValues, model: object) -> NamedValues:
         with torch.random.fork_rng(devices=[]):  # names do not depend on sizes
             module = model(**{name: size for name, size in (("features", 1), ("classes", 2)) if name in accepted})
     names = [name for name, part in module.named_parameters() if part.requires_grad]
-    personal = [name for name in names if chosen(name)]
+    try:
+        personal = [name for name in names if chosen(name)]
+    except Exception as error:  # user code
+        raise RequestError(f"personal: the function of parameter names fails: {error}.") from error
     if not personal:
         raise RequestError(f"personal: the function chooses none of the parameters {', '.join(names[:6])}, ....")
     return {**settings, "personal": ",".join(personal)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,8 +34,8 @@ from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
 from mooring.tasks.linear_losses import Poisson
 from mooring.tasks.network import NetworkTask
-from mooring.tasks.network_checks import check_module
-from mooring.tasks.network_losses import LOSSES, STANDARD_UNITS, TARGET_UNITS
+from mooring.tasks.network_checks import check_module, copy_module
+from mooring.tasks.network_losses import CLASS_LOSSES, LOSSES, STANDARD_UNITS, TARGET_UNITS
 
 LOSS_GROUP = "mooring.losses"  # the group of entry points under which an installed package offers losses of networks
 VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is partitioned
@@ -86,13 +85,19 @@ def prepare(
     Inputs that a run file cannot contain are arguments: data, a model and a loss in memory, user classes (`own`),
     `metrics`. A run that is resumed has `copies` of the Python files that it names in its directory.
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise RequestError(f"metrics are functions by name, as in {{'f1': f1}}, got a {type(metrics).__name__}.")
     if copies is not None:
         check_unchanged(user_code_specs(run), copies)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     check_unused_options(run, source)
     own_loss = callable(loss) or (run.task.loss is not None and run.task.loss not in LOSSES)
-    clients = source if isinstance(source, Clients) else read_clients(run, source, not own_loss)
+    clients = (
+        source
+        if isinstance(source, Clients)
+        else read_clients(run, source, not own_loss, isinstance(loss, CLASS_LOSSES))
+    )
     state = clients.schema.formula if clients.schema is not None else None
     if state is not None and not state.all_vary and (run.algorithm or run.algorithms):
         clients = replace(clients, notes=[*clients.notes, FIXED_TERMS_NOTE])
@@ -140,7 +145,7 @@ def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> boo
     return bool((as_is - y).square().mean() < (output - y).square().mean())
 
 
-def read_clients(run: RunFile, source: object = None, standardise: bool = True) -> Clients:
+def read_clients(run: RunFile, source: object = None, standardise: bool = True, takes_classes: bool = False) -> Clients:
     data = run.data
     if source is None:
         if data.source == IN_MEMORY:
@@ -150,7 +155,8 @@ def read_clients(run: RunFile, source: object = None, standardise: bool = True) 
         return load_dataset(str(source), data.data_dir, **partition_options(run))
     wide = run.task.model is None and run.task.name != "module"
     if not wide and client_arrays.is_client_arrays(source):
-        return client_arrays.load_client_arrays(source, standardise=standardise, **load_options(run))
+        options = load_options(run) | {"standardise": standardise, "takes_classes": takes_classes}
+        return client_arrays.load_client_arrays(source, **options)
     return load(source, dtype=torch.float64 if wide else torch.float32, **load_options(run))
 
 
@@ -294,7 +300,7 @@ def model_factory(model: object, clients: Clients) -> Callable[[], nn.Module]:
         if any(nn.parameter.is_lazy(part) for part in (*model.parameters(), *model.buffers())):
             raise RequestError("the model has lazy layers without shapes; give a function that makes it.")
         check_module(model)
-        return lambda: copy.deepcopy(model)
+        return lambda: copy_module(model)
     if not callable(model):
         raise RequestError(f"a model is a torch.nn.Module or a function that makes one, got {type(model).__name__}.")
     outputs = clients.train.y.shape[1] if clients.train.y.ndim > 1 else len(clients.classes)

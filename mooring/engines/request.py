@@ -284,6 +284,8 @@ def methods_to_compare(
 
 def rename_lr(settings: NamedValues) -> Tables:
     """Hyperparameters by the names that algorithms have for them: `lr`, a common name of the step size, is `eta`."""
+    if "lr" in settings and "eta" in settings:
+        raise RequestError("lr and eta are two names of the step size; give one of them.")
     return {"eta" if name == "lr" else name: value for name, value in settings.items()}
 
 

@@ -55,13 +55,15 @@ from mooring.tasks.network_losses import (
     RowLoss,
     binary_cross_entropy,
     half_square,
+    main_output,
 )
-from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer, fork_python_random
+from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer, fork_python_random, seed_python_random
 
 EVALUATED_ITEMS = 256  # items that are read at once in evaluation: bounds memory
 BUFFERS = ("average", "local", "frozen")  # what becomes of running statistics
 CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
 LEAST_PROBABILITY = 1e-12  # of a class, in a divergence
+VAR_POSITIONAL, VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 class NetworkTask(OutputLoss, Task):
@@ -202,10 +204,13 @@ class NetworkTask(OutputLoss, Task):
         if self.sample is None:
             return ()
 
-        def call(module: nn.Module) -> None:
+        def call(module: nn.Module) -> Any:
             rows = self.device.load(self.sample).clone()  # type: ignore[arg-type]
-            self.call_module(module, rows)
+            torch.manual_seed(0)
+            seed_python_random(0)
+            output = self.call_module(module, rows)
             self.changes_inputs = self.items is None and not torch.equal(rows.cpu(), self.sample)  # type: ignore[arg-type]
+            return output
 
         with torch.no_grad(), RANDOM_LOCK, self.device.fork_random_state(), fork_python_random():
             try:
@@ -257,15 +262,30 @@ class NetworkTask(OutputLoss, Task):
         inputs = x if self.items is None else map_tensors(self.items.take(x), self.device.load)
         inputs = map_tensors(inputs, lambda part: part.to(self.dtype) if part.dtype.is_floating_point else part)
         inputs = inputs.clone() if self.changes_inputs and self.items is None else inputs
-        names = list(self.accepted)
         with self.device.autocast():
-            if isinstance(inputs, Mapping) and (set(inputs) <= set(names) or "kwargs" in names):
+            if isinstance(inputs, Mapping) and self._takes_names(inputs):
                 output = call(**inputs)
-            elif isinstance(inputs, tuple | list) and (len(names) > 1 or "args" in names):
+            elif isinstance(inputs, tuple | list) and (len(self.accepted) > 1 or self._accepts(VAR_POSITIONAL)):
                 output = call(*inputs)
             else:
                 output = call(inputs)
         return output.to(self.dtype) if self.device.is_mixed and isinstance(output, Tensor) else output
+
+    def _accepts(self, kind: Any) -> bool:
+        """Whether the forward pass has a parameter such as *args or **kwargs."""
+        return any(parameter.kind is kind for parameter in self.accepted.values())
+
+    def _takes_names(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether inputs are arguments by name; if not, the network takes the whole dictionary."""
+        if self._accepts(VAR_KEYWORD) or set(inputs) <= set(self.accepted):
+            return True
+        unknown = [name for name in inputs if name not in self.accepted]
+        if len(self.accepted) > 1 and len(unknown) < len(inputs):
+            raise RequestError(
+                f"the model's forward pass takes {', '.join(self.accepted)}, but the inputs have {unknown[0]!r} as "
+                "well: leave it out, or let the model accept **kwargs."
+            )
+        return False
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -286,6 +306,7 @@ class NetworkTask(OutputLoss, Task):
                     raise self._explain(x, error) from error
                 self.changes_inputs = self.changes_inputs or (self.items is None and not torch.equal(rows, x[:2]))
                 self.is_structured = self.items is not None or not isinstance(output, Tensor)
+                main_output(output)  # refuses what has no predictions
                 if self.has_own_loss and self.batch_loss is None and len(y):
                     self._probe_loss(output, y[:2])
             self.by_client = True if self.is_structured else self.by_client
@@ -407,7 +428,8 @@ class NetworkTask(OutputLoss, Task):
         w, batch = self.to_device(w, batch)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
-        if self.is_perceptron and isinstance(self.module, nn.Sequential):
+        self._probe(batch.x[0, :PROBE_ROWS], batch.y[0, :PROBE_ROWS])
+        if self.is_perceptron and isinstance(self.module, nn.Sequential) and self.batch_loss is None:
 
             def total(output: Tensor) -> Tensor:
                 return (batch.weight * self.each_loss(output, batch.y)).sum()

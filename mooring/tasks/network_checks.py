@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GRADIENT_TOLERANCE = 1e-3  # of two forms of a gradient, as a share of its largest entry
 MAX_ROUNDINGS = 16  # the same in units of the number format, for parameters of low precision
+ANSWER_TOLERANCE = 1e-4  # of two answers to the same rows, relative
 SHIFT = 0.01  # how far the models of a check are from the start, as a share of its size
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
@@ -58,6 +59,14 @@ def check_module(module: nn.Module) -> None:
     types = {part.dtype for part in module.parameters() if part.requires_grad}
     if len(types) > 1:
         raise RequestError(f"the parameters are of several types, {', '.join(sorted(map(str, types)))}; use one.")
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """A copy of a user's module; what keeps it from being copied is explained."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # of a layer or an attribute of the user's
+        raise RequestError(f"the model cannot be copied for its clients: copy.deepcopy fails ({error}).") from error
 
 
 def layer_name(parameter: str) -> str:
@@ -119,19 +128,63 @@ def parameter_aliases(module: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def find_changing_buffers(module: nn.Module, call: Callable[[nn.Module], object]) -> tuple[str, ...]:
-    """The buffers of other layers than normalization that a forward pass in training mode, `call`, changes."""
-    norms = {id(b) for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase) for b in m.buffers()}
-    before = {name: part.clone() for name, part in module.named_buffers() if id(part) not in norms}
-    if not before:
-        return ()
-    tried = copy.deepcopy(module).train()
+def find_changing_buffers(module: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[str, ...]:
+    """The buffers of other layers than normalization that a forward pass in training mode, `call`, changes.
+
+    Refuses a forward pass that changes parameters; warns of one whose answer depends on what was called before.
+    """
+    tried = copy_module(module).train()
+    norms = {id(b) for m in tried.modules() if isinstance(m, nn.modules.batchnorm._NormBase) for b in m.buffers()}
+    own = [name for name, part in tried.named_buffers() if id(part) not in norms]
+    _note_frozen_statistics(tried)
+    bounded = {id(layer.weight) for layer in tried.modules() if getattr(layer, "max_norm", None) is not None}
+    before = {name: part.detach().clone() for name, part in _tensors(tried).items()}
     try:
-        call(tried)
+        output = call(tried)
     except Exception:  # what is wrong shows, and is explained, when the network is used
         return ()
-    after = dict(tried.named_buffers())
-    return tuple(name for name, part in before.items() if not torch.equal(part, after[name]))
+    after = _tensors(tried)
+    changed = {name for name, part in before.items() if not torch.equal(part, after[name])}
+    for name, parameter in tried.named_parameters():
+        if name in changed and id(parameter) not in bounded:
+            raise RequestError(
+                f"the model changes its parameter '{name}' in a forward pass; make it a buffer, which is stored and "
+                "averaged as it is, or change it outside of the model."
+            )
+    for name, part in after.items():
+        part.detach().copy_(before[name])
+    if not _answers_alike(output, call(tried)):
+        warnings.warn(
+            "the model's answer in training mode changes when it is repeated with the same rows, parameters, buffers "
+            "and random seeds, so that clients affect each other and a resumed run differs: keep what changes in "
+            "buffers, and draw from torch's, numpy's or Python's global random numbers, in data sets as well."
+        )
+    return tuple(name for name in own if name in changed)
+
+
+def _note_frozen_statistics(module: nn.Module) -> None:
+    """Warn of normalization that torch's training mode would update although its parameters are frozen."""
+    for path, layer in module.named_modules():
+        is_norm = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+        if is_norm and layer.training and is_frozen(layer):
+            warnings.warn(
+                f"the parameters of normalization layer '{path}' are frozen: it uses and keeps its running statistics "
+                "as they are in training, too, where torch's training mode would update them."
+            )
+            return
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _answers_alike(first: Any, second: Any) -> bool:
+    """Whether two outputs agree but for rounding, so far as they can be compared."""
+    try:
+        first, second = main_output(first), main_output(second)
+    except RequestError:
+        return True
+    return first.shape == second.shape and torch.allclose(first, second, rtol=ANSWER_TOLERANCE, equal_nan=True)
 
 
 def is_faithful(task: NetworkTask, x: Tensor, y: Tensor) -> bool:

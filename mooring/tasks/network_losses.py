@@ -20,6 +20,7 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...
 IGNORED_CLASS = -100  # of a token or pixel without a target
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 STANDARD_UNITS, TARGET_UNITS = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
+SQUEEZED = ": of one row, squeeze() leaves no dimension where squeeze(-1) does"
 FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)  # of user code
 
 
@@ -65,11 +66,15 @@ def main_output(output: object) -> Tensor:
         return output.get("logits", next(iter(output.values())))
     if isinstance(output, tuple | list) and output:
         return main_output(output[0])
+    if isinstance(output, torch.distributions.Distribution):
+        return output.mean
     if is_dataclass(output):
         values = [getattr(output, field.name) for field in fields(output)]
         if any(isinstance(value, Tensor) for value in values):
             return next(value for value in values if isinstance(value, Tensor))
-    raise RequestError(f"the model returns a {type(output).__name__}; give a loss that takes it.")
+    raise RequestError(
+        f"the model returns a {type(output).__name__}; it must return a tensor, or one as logits or as its first part."
+    )
 
 
 def by_row(loss: RowLoss) -> RowLoss:
@@ -129,6 +134,8 @@ def explain_shapes(output: Tensor, y: Tensor, classifies: bool) -> str | None:
         hint = (
             "; whole numbers are classes if they are integers, or with target_type = 'classes'" if y.ndim == 1 else ""
         )
+        if y.ndim > 1 and bool(((y == 0) | (y == 1)).all()):
+            hint = "; with target_type = 'classes' its 0 and 1 are classes, not labels"
         return (
             f"the model returns {output[0].numel()} numbers per row, where the target has {max(y[0].numel(), 1)}{hint}"
         )
@@ -194,6 +201,7 @@ class OutputLoss:
             why = (str(error) or type(error).__name__).splitlines()[0]
             shape = f"outputs of the shape {tuple(output.shape)}" if isinstance(output, Tensor) else "the outputs"
             wrong = explain_shapes(output, y, self.classifies) if not self.has_own_loss else None
+            why += SQUEEZED if isinstance(output, Tensor) and not output.ndim else ""
             raise RequestError(
                 f"{wrong}." if wrong else f"the loss fails on {shape} and targets of the shape {tuple(y.shape)}: {why}"
             ) from error
@@ -225,6 +233,8 @@ class OutputLoss:
     def each_loss(self, output: Tensor, y: Tensor) -> Tensor:
         """[C, B]: the loss of outputs [C, B, ...]; several numbers of a row are averaged."""
         lead = y.shape[:2]
+        if output.ndim < 2:
+            raise RequestError(f"the model returns a number without dimensions for a minibatch{SQUEEZED}.")
         if not self.has_own_loss and self.units == TARGET_UNITS:
             output = (output - self.mean) / self.scale
         targets = y.flatten(0, 1)

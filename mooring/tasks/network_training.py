@@ -107,8 +107,7 @@ class NetworkTrainer:
             layer.train(not single)
         torch.manual_seed(int(key) >> 1)
         if self.draws_in_python:
-            random.seed(int(key))
-            np.random.seed(int(key) % 2**32)
+            seed_python_random(int(key))
         with torch.enable_grad():
             loss = task.minibatch_loss(self.call, x, y)
             if not loss.requires_grad and task.frozen:  # the loss does not depend on the parameters that are left
@@ -213,6 +212,12 @@ def _python_states() -> tuple[object, ...]:
     """The states of Python's and numpy's generators of random numbers."""
     state: Any = np.random.get_state()
     return random.getstate(), state[1].tobytes(), *state[2:]
+
+
+def seed_python_random(seed: int) -> None:
+    """Seed Python's and numpy's generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 @contextmanager

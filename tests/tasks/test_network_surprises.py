@@ -3,6 +3,7 @@ FedAvg with full batches through `mooring.fit`, or is refused in one sentence.""
 # ruff: noqa: E501
 
 import copy
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +45,9 @@ def take(values, rows):
     return {name: part[rows] for name, part in values.items()} if isinstance(values, dict) else values[rows]
 
 
-def federation(inputs, targets):
+def federation(inputs, targets, sizes=SIZES):
     out = {}
-    for i, n in enumerate(SIZES):
+    for i, n in enumerate(sizes):
         x, y = inputs(n + 2 * OTHERS), targets(n + 2 * OTHERS)
         cuts = {"train": slice(0, n), "validation": slice(n, n + OTHERS), "test": slice(n + OTHERS, n + 2 * OTHERS)}
         out[f"site {i}"] = {part: (take(x, rows), y[rows]) for part, rows in cuts.items()}
@@ -100,6 +101,17 @@ class Mean(nn.Module):
         elif self.training:
             self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
         return self.linear(x - self.mean)
+
+
+class Several(nn.Module):
+    """Takes whatever arguments there are, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, **inputs):
+        return self.a(inputs["x"]) + self.b(inputs["z"])
 
 
 class EvalNorm(nn.Module):
@@ -195,6 +207,14 @@ CASES = {
         lambda: Net(lambda net, x: net.out(net.embed(x)).movedim(-1, 1), embed=nn.Embedding(11, 4), out=nn.Linear(4, 3)),
         WORDS, integers(3, 6), nn.CrossEntropyLoss(ignore_index=0), nn.CrossEntropyLoss(ignore_index=0),
     ),
+    "several positional arguments": (Several, lambda n: {"x": X5(n), "z": X5(n)}, Y3, None, CE),
+    "a distribution": (
+        lambda: Net(lambda net, x: torch.distributions.Normal(net.out(x)[:, 0], 1.0), out=nn.Linear(5, 1)), X5, ONE,
+        lambda o, y: -o.log_prob(y).mean(), lambda o, y: -o.log_prob(y).mean(),
+    ),
+    "two classes of pixels": (
+        lambda: nn.Conv2d(1, 2, 3, padding=1), normal(1, 4, 4), integers(2, 4, 4), nn.CrossEntropyLoss(), nn.CrossEntropyLoss(),
+    ),
     "KLDivLoss by batch": (
         lambda: nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(1)), X5, lambda n: torch.softmax(normal(3)(n), 1),
         nn.KLDivLoss(reduction="batchmean"), nn.KLDivLoss(reduction="batchmean"),
@@ -216,7 +236,8 @@ def test_fedavg_is_that_of_a_plain_loop(name):
         torch.testing.assert_close(actual[key].to(part.dtype), part, rtol=1e-4, atol=1e-5)
     assert any(not torch.equal(part, module.state_dict()[key]) for key, part in actual.items())
     assert np.isfinite(result.predict(data["site 0"]["test"][0], "site 0").numpy()).all()
-    assert torch.equal(kept["site 0"]["train"][0], data["site 0"]["train"][0])  # rows are not changed
+    before, after = (rows["site 0"]["train"][0] for rows in (kept, data))
+    assert isinstance(before, dict) or torch.equal(before, after)  # rows are not changed
 
 
 @pytest.mark.filterwarnings("ignore:the clients' networks are trained one after another")
@@ -375,6 +396,35 @@ def unused_head():
     return Net(lambda net, x: net.out(x), out=nn.Linear(5, 3), last=nn.Linear(5, 3))
 
 
+class Teacher(nn.Module):
+    """A frozen teacher that follows the trained layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.teacher = nn.Linear(5, 3), nn.Linear(5, 3).requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.out.weight, 0.1)
+        return self.out(x) + self.teacher(x)
+
+
+class Locked(nn.Linear):
+    def __init__(self):
+        super().__init__(5, 3)
+        self.lock = threading.Lock()
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x, z):
+        return self.a(x) + self.b(z)
+
+
 ROWS = federation(X5, Y3)
 LINEAR = {"model": lambda: nn.Linear(5, 3)}
 REFUSED = {
@@ -402,6 +452,15 @@ REFUSED = {
     "an item that cannot be read": ([Broken(7)] * 2, LINEAR, r"item 8\): disk gone"),
     "a data set that breaks off": ([Broken(50)] * 2, LINEAR, "cannot be read: disk gone"),
     "gaps in dictionaries": (federation(lambda n: {"x": X5(n) / 0}, Y3), {"model": lambda: Net(lambda net, x: net.out(x), out=nn.Linear(5, 3))}, "NaN or infinite inputs"),
+    "a state of parameters": (ROWS, {"model": Teacher}, "changes its parameter 'teacher.weight' in a forward pass"),
+    "no copies": (ROWS, {"model": Locked}, "cannot be copied for its clients"),
+    "no copies of an object": (ROWS, {"model": Locked()}, "cannot be copied for its clients"),
+    "an argument that is not taken": (federation(lambda n: {"x": X5(n), "z": X5(n), "id": ONE(n)}, Y3), {"model": Two}, "takes x, z, but the inputs have 'id' as well"),
+    "an output without dimensions": (
+        federation(X5, integers(2), (1, 18)), {"model": lambda: Net(lambda net, x: net.out(x).squeeze(), out=nn.Linear(5, 1))}, r"squeeze\(-1\)",
+    ),
+    "an output without predictions": (ROWS, {"model": lambda: Net(lambda net, x: {net.out(x)}, out=nn.Linear(5, 3))}, "returns a set; it must return a tensor"),
+    "no normalization layers": (ROWS, LINEAR | {"algorithm": "fedbn"}, "has no normalization layer"),
     "an unused head": (ROWS, {"model": unused_head, "algorithm": "fedper"}, "'last', plays no part in the model's output"),
     "an unused head, contrastive": (ROWS, {"model": unused_head, "algorithm": "moon"}, "plays no part"),
 }  # fmt: skip
@@ -419,3 +478,51 @@ def test_a_head_that_runs_last_and_is_declared_first_is_named():
     make = lambda: Net(lambda net, x: net.fc(net.body(x)), fc=nn.Linear(8, 3), body=nn.Linear(5, 8))  # noqa: E731
     with pytest.warns(UserWarning, match="'fc' is the last that runs"):
         mooring.fit(make, ROWS, algorithm="fedper", settings=SETTINGS, **OPTIONS)
+
+
+class Counting(nn.Module):
+    """Answers by how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.calls = nn.Linear(5, 3), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.out(x) * (1 + 0.1 * self.calls)
+
+
+def frozen_norm():
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    net[1].requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (Counting, "changes when it is repeated"),
+        (lambda: Net(scale_by(lambda net, x: GENERATOR.normal()), out=nn.Linear(5, 3)), "changes when it is repeated"),
+        (frozen_norm, "'1' are frozen: it uses and keeps its running statistics"),
+    ],
+)
+def test_what_differs_from_a_plain_loop_is_said(make, sentence):
+    with pytest.warns(UserWarning, match=sentence):
+        mooring.fit(make, ROWS, algorithm="fedavg", settings=SETTINGS, **OPTIONS | {"rounds": 1})
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def test_a_loss_of_a_minibatch_is_resolved_for_perceptrons():
+    """Constants of losses are taken before the first local step."""
+    make = lambda: nn.Sequential(nn.Linear(5, 3), nn.Softmax(1))  # noqa: E731
+    loss = lambda o, y: functional.nll_loss(o.log(), y)  # noqa: E731
+    settings = {"steps": 2, "batch": 4}
+    assert np.isfinite(mooring.fit(make, ROWS, settings=settings, loss=loss, rounds=1).summary["local"])
+
+
+def test_a_last_layer_without_a_body_has_no_contrast():
+    data = federation(lambda n: {"x": X5(n), "z": X5(n)}, Y3)
+    models = [mooring.fit(Two, data, algorithm=a, settings=SETTINGS, **OPTIONS).models for a in ("moon", "fedavg")]
+    torch.testing.assert_close(models[0]["site 0"], models[1]["site 0"])
