@@ -211,6 +211,11 @@ class Task(ABC):
         """What `row_risk` measures, as a user calls it; a class attribute where it is always the same."""
 
     @property
+    def predicts_probabilities(self) -> bool:
+        """Whether predictions of classes and labels are their probabilities."""
+        return self.likelihood
+
+    @property
     def likelihood(self) -> bool:
         """Whether the loss is a negative log-likelihood, its dispersion being 1."""
         return False

@@ -70,14 +70,14 @@ def load_client_arrays(
     drop_small: bool = False,
     seed: int = 0,
     standardise: bool = True,
-    takes_classes: bool = False,
+    loss_type: str | None = None,
     refuse_leaks: bool = False,
     **unused: object,
 ) -> Clients:
     """Return the clients of a source for which `is_client_arrays` is true.
 
     `standardise` states whether numbers to predict are stored as (y - mean) / scale; predictions are scaled back.
-    `takes_classes` states that the loss takes whole numbers as classes, also where tokens or pixels have 0 and 1 only.
+    `loss_type` is the type of targets that the loss takes, "classes" or "binary", if it is known.
     """
     if target_type is not None and target_type not in KINDS:
         raise RequestError(f"target_type must be one of {', '.join(KINDS)}, got {target_type!r}.")
@@ -92,7 +92,7 @@ def load_client_arrays(
     rows_of_client = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
     names, notes = list(rows_of_client), []
     ys = [client_rows.y for client_rows in rows_of_client.values()]
-    kind, classes, ys = targets(ys, names, target_type, takes_classes)
+    kind, classes, ys = targets(ys, names, target_type, loss_type)
     notes += describe_targets(kind, classes, ys)
     indices, note = drop_small_clients(rows_of_client, min_rows or MIN_ROWS_TO_SPLIT, drop_small)
     notes += [note] if note else []
@@ -405,12 +405,13 @@ def require_equal_shapes(rows_of_client: dict[str, ClientRows]) -> dict[str, Cli
 
 
 def targets(
-    ys: list[Tensor], names: list[str], kind: str | None, takes_classes: bool = False
+    ys: list[Tensor], names: list[str], kind: str | None, loss_type: str | None = None
 ) -> tuple[str, tuple[str, ...], list[Tensor]]:
     """Return the target's kind, the classes, and the targets as a network takes them.
 
     Whole numbers are classes as they are (0, 1, 2, ...), numbers a regression, and several columns of 0 and 1 are
-    labels, unless the loss `takes_classes` of tokens or pixels.
+    labels. A loss of classes takes whole numbers 0 and 1 of tokens or pixels, and a binary one also the numbers 0.0
+    and 1.0.
     """
     values = torch.cat([y.reshape(len(y), y.shape[1:].numel()) for y in ys])
     if not len(values):
@@ -419,10 +420,11 @@ def targets(
     is_integer = not values.dtype.is_floating_point
     if kind is None:
         yes_or_no = bool(((values == 0) | (values == 1)).all())
-        top = int(values.max()) if is_integer else 0
         kind = CLASSES if is_integer else REGRESSION
-        kind = MULTILABEL if several and yes_or_no and not (takes_classes and is_integer) else kind
-        kind = BINARY if kind == CLASSES and top <= 1 and not several else kind
+        if several and yes_or_no and not (is_integer and loss_type == CLASSES):
+            kind = MULTILABEL
+        elif not several and yes_or_no and (is_integer or loss_type == BINARY):
+            kind = BINARY
     if several and kind in (BINARY, COUNT):
         raise RequestError(f"a target that is {kind} has one value per row, got the shape {tuple(ys[0].shape[1:])}.")
     if kind not in (BINARY, CLASSES):

@@ -167,7 +167,7 @@ class KeepBest(Callback):
 def selection_loss(by: str, evaluation: Evaluation) -> float:
     """Return the number that is lowest in the best round: the validation loss, or minus a measure that should be
     high."""
-    if by == LOSS:
+    if by == LOSS or np.isnan(evaluation.validation_loss):  # nan: there are no validation rows
         return evaluation.validation_loss
     if by not in evaluation.validation_measures:
         names = ", ".join((LOSS, *evaluation.validation_measures))

@@ -1,7 +1,8 @@
 """Well-known measures of the models that clients would use: on all test rows, and by client.
 
     numbers   rmse, mae in the target's own units; r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
-    classes   accuracy; with two classes auc, the share of pairs (one of each class) in the right order
+    classes   accuracy, of tokens and pixels over those that have a target; with two classes auc, the share of pairs
+              (one of each class) in the right order
     labels    accuracy, the share of correct labels
 
 A client's r2 and auc are about its own rows, and nan where these do not vary. Metrics of users are functions of
@@ -26,6 +27,7 @@ from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, REGRESSION, Clients
+from mooring.tasks.network_losses import IGNORED_CLASS, class_dim
 
 CONFIDENCE_LEVEL = 0.95  # of intervals over clients
 CLASS_TARGETS = (BINARY, CLASSES, MULTILABEL)
@@ -85,7 +87,8 @@ def measure_predictions(
 def _apply_metric(name: str, metric: Metric, y: np.ndarray, prediction: np.ndarray) -> float:
     """A user's metric of some rows."""
     if "probabilities" not in inspect.signature(metric).parameters and y.dtype.kind in "iub":
-        prediction = prediction.argmax(-1) if prediction.ndim > y.ndim else (prediction > 0.5).astype(y.dtype)
+        has_classes = prediction.ndim > y.ndim
+        prediction = likeliest_class(prediction, y) if has_classes else (prediction > 0.5).astype(y.dtype)
     try:
         return float(metric(y, prediction))
     except Exception as error:
@@ -137,21 +140,29 @@ def number_metrics(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: 
 
 def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
     """Return measures of probabilities: one column per class, one number for two classes, or one per label."""
-    if kind == BINARY and prob.ndim == 1 and task.likelihood:
+    if kind == BINARY and prob.ndim == 1 and task.predicts_probabilities:
         prob = np.stack([1 - prob, prob], 1)
-    if kind == MULTILABEL and prob.shape == y.shape and task.likelihood:
-        hit = ((prob > 0.5) == (y > 0.5)).reshape(len(y), -1).mean(1)
-    elif kind in (BINARY, CLASSES) and prob.ndim == 2 and prob.shape[1] > 1 and y.ndim == 1:
-        hit = (prob.argmax(1) == y).astype(float)
+    is_known = np.ones(y.shape, dtype=bool)
+    if kind == MULTILABEL and prob.shape == y.shape and task.predicts_probabilities:
+        is_hit = (prob > 0.5) == (y > 0.5)
+    elif kind in (BINARY, CLASSES) and prob.ndim == y.ndim + 1 and max(prob.shape[1], prob.shape[-1]) > 1:
+        is_known = y != IGNORED_CLASS
+        is_hit = (likeliest_class(prob, y) == y) & is_known
     else:
         return MetricValues({}, {})
+    hits, known = (part.reshape(len(y), -1).sum(1) for part in (is_hit, is_known))
     with np.errstate(invalid="ignore", divide="ignore"):
-        by_client = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
-    overall = {"accuracy": float(hit.mean())}
+        by_client = {"accuracy": np.bincount(owner, hits, m) / np.bincount(owner, known, m)}
+        overall = {"accuracy": float(hits.sum() / known.sum())}
     if kind == BINARY:
         by_client["auc"] = auc(y, prob[:, 1], owner, m)
         overall["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
     return MetricValues(overall, by_client)
+
+
+def likeliest_class(prob: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The class of the largest probability, one per target: also of tokens and pixels."""
+    return prob.argmax(class_dim(prob.shape, y.shape))
 
 
 def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarray:

@@ -138,7 +138,7 @@ def predict_rows(
         part = task.predict(w[None], torch.as_tensor(x[place_rows]).to(task.dtype)[None])[0].detach().double().numpy()
         output = np.full((len(owners), *part.shape[1:]), np.nan) if not len(output) else output
         output[place_rows] = part
-    if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network with one logit
+    if schema.kind == BINARY and output.ndim == 1 and task.predicts_probabilities:  # a network with one logit
         output = np.stack([1 - output, output], 1)
     table_out = prediction_table(output, owners, schema)
     if interval is not None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from mooring.core.task import Task
 from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import check_unchanged, is_spec, load_plugin, load_python
 from mooring.data import client_arrays
-from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
+from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_dataset_name, load_dataset
 from mooring.data.loading import load
 from mooring.engines.kernel_choice import choose_kernels
@@ -35,7 +35,7 @@ from mooring.tasks import catalog
 from mooring.tasks.linear_losses import Poisson
 from mooring.tasks.network import NetworkTask
 from mooring.tasks.network_checks import check_module, copy_module
-from mooring.tasks.network_losses import CLASS_LOSSES, LOSSES, STANDARD_UNITS, TARGET_UNITS
+from mooring.tasks.network_losses import BINARY_LOSSES, CLASS_LOSSES, LOSSES, STANDARD_UNITS, TARGET_UNITS
 
 LOSS_GROUP = "mooring.losses"  # the group of entry points under which an installed package offers losses of networks
 VALIDATION_SHARE = 0.2  # share of each client's rows, if a pooled data set is partitioned
@@ -93,11 +93,8 @@ def prepare(
         torch.set_num_threads(run.training.threads)
     check_unused_options(run, source)
     own_loss = callable(loss) or (run.task.loss is not None and run.task.loss not in LOSSES)
-    clients = (
-        source
-        if isinstance(source, Clients)
-        else read_clients(run, source, not own_loss, isinstance(loss, CLASS_LOSSES))
-    )
+    takes = loss_target_type(loss)
+    clients = source if isinstance(source, Clients) else read_clients(run, source, not own_loss, takes)
     state = clients.schema.formula if clients.schema is not None else None
     if state is not None and not state.all_vary and (run.algorithm or run.algorithms):
         clients = replace(clients, notes=[*clients.notes, FIXED_TERMS_NOTE])
@@ -145,7 +142,9 @@ def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> boo
     return bool((as_is - y).square().mean() < (output - y).square().mean())
 
 
-def read_clients(run: RunFile, source: object = None, standardise: bool = True, takes_classes: bool = False) -> Clients:
+def read_clients(
+    run: RunFile, source: object = None, standardise: bool = True, loss_type: str | None = None
+) -> Clients:
     data = run.data
     if source is None:
         if data.source == IN_MEMORY:
@@ -155,9 +154,16 @@ def read_clients(run: RunFile, source: object = None, standardise: bool = True, 
         return load_dataset(str(source), data.data_dir, **partition_options(run))
     wide = run.task.model is None and run.task.name != "module"
     if not wide and client_arrays.is_client_arrays(source):
-        options = load_options(run) | {"standardise": standardise, "takes_classes": takes_classes}
+        options = load_options(run) | {"standardise": standardise, "loss_type": loss_type}
         return client_arrays.load_client_arrays(source, **options)
     return load(source, dtype=torch.float64 if wide else torch.float32, **load_options(run))
+
+
+def loss_target_type(loss: object) -> str | None:
+    """Return the type of targets that a loss of torch's takes, where it takes one only."""
+    if isinstance(loss, BINARY_LOSSES):
+        return BINARY
+    return CLASSES if isinstance(loss, CLASS_LOSSES) else None
 
 
 def is_pooled(source: object) -> bool:
@@ -275,16 +281,32 @@ def make_network_task(
     fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}
     fields |= {"changing_buffers": getattr(clients, "changing_buffers", None)}
     fields |= {"target_column": getattr(clients, "target_column", False)}
+    fields |= {"target_shape": tuple(clients.train.y.shape[1:])}
+    named: Any = name_plain_loss(loss, clients.kind)
     fields |= {name: section.fields[name] for name in NETWORK_SETTINGS if name in section.fields}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
-    if loss is not None:
-        return NetworkTask(make, loss, units=units, **fields)
+    if named is not None:
+        return NetworkTask(make, named, units=units, **fields)
     if clients.kind == BINARY and has_single_output(
         NetworkTask(make, items=fields["items"], sample=fields["sample"]), clients
     ):
         return NetworkTask(make, "binary_cross_entropy", **fields)
     usual = {REGRESSION: "half_square", COUNT: "half_square", MULTILABEL: "binary_cross_entropy"}
     return NetworkTask(make, usual.get(clients.kind, "cross_entropy"), units=units, **fields)
+
+
+def name_plain_loss(loss: object, kind: str) -> object:
+    """Return the name of a loss of torch's that is one of this package's, without weights and other options, for
+    classes and labels; other losses as they are."""
+    if type(loss) is nn.CrossEntropyLoss and kind in (BINARY, CLASSES):
+        return "cross_entropy" if _has_no_options(loss) else loss
+    if type(loss) is nn.BCEWithLogitsLoss and kind in (BINARY, MULTILABEL):
+        return "binary_cross_entropy" if _has_no_options(loss) else loss
+    return loss
+
+
+def _has_no_options(loss: nn.Module) -> bool:
+    return all(str(value) == str(getattr(type(loss)(), name, None)) for name, value in vars(loss).items())
 
 
 def has_single_output(task: NetworkTask, clients: Clients) -> bool:

@@ -17,7 +17,8 @@ from mooring.core.types import JsonObject
 from mooring.core.user_code import is_spec, load_plugin, load_python, plugin_names
 
 NOT_TASKS = ("catalog", "memory")  # a memory belongs to models that an algorithm deploys
-NOT_SETTINGS = ("dtype", "make", "kernels", "mean", "scale", "device", "max_count")  # what no section [task] can hold
+OF_DATA = ("dtype", "mean", "scale", "max_count", "items", "sample", "target_column", "target_shape")
+NOT_SETTINGS = (*OF_DATA, "make", "kernels", "device", "changing_buffers")  # what no section [task] can hold
 ENTRY_POINT_GROUP = "mooring.tasks"  # the group under which an installed package offers tasks
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 

@@ -213,4 +213,7 @@ def _is_last(task: NetworkTask, head: nn.Module) -> bool:
         return True  # explained where training fails
     finally:
         hook.remove()
-    return len(seen) == 1 and seen[0][0].ndim == 2 and main_output(output) is seen[0][1]
+    if len(seen) != 1 or seen[0][0].ndim != 2:
+        return False
+    main = main_output(output)
+    return main is seen[0][1] or (task.device.is_mixed and torch.equal(main, seen[0][1].to(task.dtype)))

@@ -48,12 +48,15 @@ from mooring.tasks.network_checks import (
 )
 from mooring.tasks.network_curvature import curvature_constants
 from mooring.tasks.network_losses import (
+    EXP,
     FORWARD_ERRORS,
+    SIGMOID,
+    SOFTMAX,
     STANDARD_UNITS,
     TARGET_UNITS,
     OutputLoss,
     RowLoss,
-    binary_cross_entropy,
+    class_dim,
     half_square,
     main_output,
 )
@@ -102,11 +105,12 @@ class NetworkTask(OutputLoss, Task):
         sample: Tensor | None = None,
         changing_buffers: tuple[str, ...] | None = None,
         target_column: bool = False,
+        target_shape: tuple[int, ...] = (),
         precision: str = FULL_PRECISION,
         compile: bool = False,
     ):
         self.set_loss(loss, units, mean, scale, target_column)
-        self.make, self.items, self.sample = make, items, sample
+        self.make, self.items, self.sample, self.target_shape = make, items, sample, target_shape
         self._dtype = torch.float32
         self.changes_inputs = False  # whether a forward pass changes its rows in place
         if buffers not in BUFFERS:
@@ -557,12 +561,24 @@ class NetworkTask(OutputLoss, Task):
         """Probabilities of the classes, or of each label; numbers as (y - mean) / scale, like the rows' own."""
         with torch.no_grad():
             output = self.device.unload(self._forward(self.layers(self.device.load(w)), self.device.load(x)))
-        if self.classifies:
-            return torch.softmax(output, -1)
+        if self.link == SOFTMAX:
+            return torch.softmax(output, self._class_dim(output))
+        if self.link == EXP:
+            return output.exp()
         output = output.reshape(x.shape[:2]) if output.shape[2:].numel() == 1 else output
-        if self.row_loss is binary_cross_entropy:
-            return torch.sigmoid(output)
+        if self.link is not None:
+            return torch.sigmoid(output) if self.link == SIGMOID else output
         return (output - self.mean) / self.scale if self.units == TARGET_UNITS else output
+
+    def _class_dim(self, output: Tensor) -> int:
+        """The dimension of the classes in outputs [C, B, ...]; of tokens in sequences, or images, of another size than
+        those of training the last, or the first."""
+        inner = tuple(output.shape[2:])
+        if len(inner) < 2:
+            return -1
+        if self.target_shape not in (inner[:-1], inner[1:]):
+            return 2 if len(inner) > 2 else -1
+        return class_dim(output.shape, (*output.shape[:2], *self.target_shape), 2)
 
     def predict_items(self, w: Tensor, items: Any, count: int) -> Tensor:
         """[N, ...]: what `predict` returns of a model w [d] for the inputs of the first `count` items."""
@@ -584,7 +600,8 @@ class NetworkTask(OutputLoss, Task):
         if self.row_loss is half_square:
             rise = (said - true) ** 2
         elif self.classifies:
-            rise = (torch.xlogy(true, true) - torch.xlogy(true, said.clamp(min=LEAST_PROBABILITY))).sum(-1)
+            rise = torch.xlogy(true, true) - torch.xlogy(true, said.clamp(min=LEAST_PROBABILITY))
+            rise = rise.sum(class_dim(rise.shape, batch.y.shape, 2))
         else:
             p, q = torch.stack([true, 1 - true], -1), torch.stack([said, 1 - said], -1)
             rise = (torch.xlogy(p, p) - torch.xlogy(p, q.clamp(min=LEAST_PROBABILITY))).sum(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,12 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 def align_classes(output: Tensor, y: Tensor) -> Tensor:
     """Logits with the classes in the second dimension, as torch has them, of logits that may have them in the last."""
-    last = y.ndim > 1 and output.shape[:-1] == y.shape
-    return output.movedim(-1, 1) if last else output
+    return output.movedim(class_dim(output.shape, y.shape), 1) if y.ndim > 1 else output
+
+
+def class_dim(outputs: Sequence[int], targets: Sequence[int], lead: int = 1) -> int:
+    """The dimension of the classes in outputs of that shape: the last one, or the one behind the `lead` of rows."""
+    return len(outputs) - 1 if tuple(outputs[:-1]) == tuple(targets) else lead
 
 
 def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -46,6 +50,25 @@ def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 def half_square(output: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (output.reshape(y.shape) - y) ** 2
+
+
+SOFTMAX, EXP, SIGMOID, IDENTITY = "softmax", "exp", "sigmoid", "identity"  # what makes probabilities of outputs
+NAMED_LINKS = {"cross_entropy": SOFTMAX, "binary_cross_entropy": SIGMOID}
+MODULE_LINKS = {
+    nn.CrossEntropyLoss: SOFTMAX,
+    nn.NLLLoss: EXP,
+    nn.BCEWithLogitsLoss: SIGMOID,
+    nn.MultiLabelSoftMarginLoss: SIGMOID,
+    nn.BCELoss: IDENTITY,
+}
+BINARY_LOSSES = (nn.BCEWithLogitsLoss, nn.BCELoss)
+
+
+def find_link(loss: str | RowLoss) -> str | None:
+    """What makes probabilities of outputs, as the loss takes them; None: it does not define any."""
+    if isinstance(loss, str):
+        return NAMED_LINKS.get(loss)
+    return next((link for kind, link in MODULE_LINKS.items() if isinstance(loss, kind)), None)
 
 
 LOSSES: dict[str, RowLoss] = {
@@ -103,8 +126,7 @@ def as_torch_loss(loss: RowLoss) -> RowLoss:
 
     def call(output: Tensor, y: Tensor) -> Tensor:
         output = output[..., 0] if output.shape == (*y.shape, 1) else output
-        binary = isinstance(loss, nn.BCEWithLogitsLoss | nn.BCELoss)
-        return loss(output, y.to(output.dtype) if binary else y)
+        return loss(output, y.to(output.dtype) if isinstance(loss, BINARY_LOSSES) else y)
 
     return call
 
@@ -167,6 +189,7 @@ class OutputLoss:
         self.own_module = isinstance(loss, nn.Module)  # of torch's kind: it takes the main output
         self.tokens_loss = loss if isinstance(loss, CLASS_LOSSES) else None
         self.classifies = self.row_loss is cross_entropy
+        self.link = find_link(loss)
         self.mean, self.scale, self.target_column = mean, scale, target_column
         self.units = TARGET_UNITS if self.has_own_loss else units
 
@@ -184,6 +207,10 @@ class OutputLoss:
     @property
     def likelihood(self) -> bool:
         return self.row_loss in (cross_entropy, binary_cross_entropy)
+
+    @property
+    def predicts_probabilities(self) -> bool:
+        return self.link is not None
 
     @property
     def risk_per_loss(self) -> float:

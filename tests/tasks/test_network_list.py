@@ -440,3 +440,49 @@ def test_torchs_own_note_on_stacking_is_not_shown(capfd):
     data = {f"c{i}": (WORDS[i::2][:8], CLASSES[:8]) for i in range(2)}
     mooring.fit(PackedText, data, algorithm="fedavg", settings={"eta": 0.1, "batch": 4}, rounds=1, baselines=False)
     assert "performance drop" not in capfd.readouterr().err
+
+
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+OF_LOSSES = {  # model, targets, loss, the same probabilities of the module's outputs
+    "cross_entropy": (CASES["linear"][0], CLASSES, None, lambda o: o.softmax(1)),
+    "CrossEntropyLoss": (CASES["linear"][0], CLASSES, nn.CrossEntropyLoss(), lambda o: o.softmax(1)),
+    "class weights": (CASES["linear"][0], CLASSES, WEIGHTED, lambda o: o.softmax(1)),
+    "NLLLoss": (stack(lambda: nn.Linear(5, 3), lambda: nn.LogSoftmax(1)), CLASSES, nn.NLLLoss(), torch.exp),
+    "logit": (stack(lambda: nn.Linear(5, 1)), whole(2).float(), nn.BCEWithLogitsLoss(), lambda o: o[:, 0].sigmoid()),
+    "BCELoss": (stack(lambda: nn.Linear(5, 1), nn.Sigmoid), whole(2).float(), nn.BCELoss(), lambda o: o[:, 0]),
+    "label weights": (stack(lambda: nn.Linear(5, 4)), whole(2, 4), nn.BCEWithLogitsLoss(pos_weight=torch.ones(4)), torch.sigmoid),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_LOSSES)
+def test_every_cross_entropy_predicts_probabilities(name):
+    make, y, loss, probabilities = OF_LOSSES[name]
+    options = {"rounds": 1, "baselines": False, "settings": {"eta": 0.1, "steps": 2, "batch": 0}, "loss": loss}
+    result = mooring.fit([(X[:10], y[:10]), (X[10:], y[10:])], model=make, algorithm="fedavg", **options)
+    expected = probabilities(result.module("client 0")(X)).detach()
+    torch.testing.assert_close(result.predict(X, "client 0"), expected)
+    assert "accuracy" in result.clients
+
+
+@pytest.mark.parametrize("name", ["pixel classes", "token classes", "masked token classes"])
+def test_classes_of_pixels_and_tokens_have_probabilities_and_accuracy(name):
+    make, x, y, _, _ = CASES[name]
+    dim = 1 if name == "pixel classes" else 2
+    parts = {"train": (x[:9], y[:9]), "test": (x[9:], y[9:])}
+    settings = {"eta": 0.1, "steps": 2, "batch": 4}
+    result = mooring.fit([parts, parts], model=make, algorithm="fedavg", rounds=1, baselines=False, settings=settings)
+    found = result.predict(x, "client 0")
+    torch.testing.assert_close(found, result.module("client 0")(x).softmax(dim).detach())
+    known = y[9:] != -100
+    hits = (found[9:].argmax(dim) == y[9:])[known]
+    assert result.clients["accuracy"][0] == pytest.approx(float(hits.double().mean()))
+    few = result.predict(x[:, :4] if dim == 2 else x[..., :3], "client 0")  # of another length or size
+    torch.testing.assert_close(few.sum(dim), torch.ones_like(few.sum(dim)))
+
+
+def test_without_validation_rows_a_measure_does_not_choose_the_round():
+    parts = {"train": (X[:10], CLASSES[:10]), "test": (X[10:], CLASSES[10:])}
+    options = {"rounds": 2, "baselines": False, "settings": {"eta": 0.1, "steps": 2}, "select_by": "accuracy"}
+    assert (
+        mooring.fit([parts, parts], model=CASES["linear"][0], algorithm="fedavg", **options).summary["last_round"] == 2
+    )

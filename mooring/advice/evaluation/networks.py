@@ -47,6 +47,7 @@ from mooring.data.clients import PARTS, Clients
 from mooring.engines.metrics import CLASS_TARGETS
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
+from mooring.tasks.network_losses import IGNORED_CLASS, class_dim
 
 MAX_CHEAP_TRAINING_OPERATIONS = 5e8  # parameters times rows times rounds: above it one fold is trained
 SELECTION_MEASURES = ("loss", "accuracy")
@@ -139,7 +140,7 @@ def evaluate_candidates(job: Job, given: NamedValues, progress: Progress) -> Net
 def selects_by_accuracy(job: Job) -> bool:
     """Whether the plan is chosen by accuracy; refuses what is neither that nor the loss."""
     by = job.run.training.select_by
-    has_classes = job.clients.kind in CLASS_TARGETS and job.task.metric == "log-loss"
+    has_classes = job.clients.kind in CLASS_TARGETS and job.task.predicts_probabilities
     if by not in SELECTION_MEASURES or (by == "accuracy" and not has_classes):
         raise RequestError(f"select_by = {by!r} does not apply: advise selects by loss, or by the accuracy of classes.")
     return by == "accuracy"
@@ -150,8 +151,14 @@ def row_errors(task: Any, models: Tensor, rows: Rows) -> Tensor:
 
     def errors(w: Tensor, batch: Batch) -> Tensor:
         prediction = task.predict(w, batch.x)
-        wrong = prediction.argmax(-1) != batch.y if task.classifies else (prediction > 0.5) != (batch.y > 0.5)
-        return wrong.double().reshape(*batch.y.shape[:2], -1).mean(2)
+        known = torch.ones_like(batch.y, dtype=torch.bool)
+        if prediction.ndim == batch.y.ndim:
+            wrong = (prediction > 0.5) != (batch.y > 0.5)
+        else:
+            known = batch.y != IGNORED_CLASS
+            wrong = (prediction.argmax(class_dim(prediction.shape, batch.y.shape, 2)) != batch.y) & known
+        wrong, known = (part.double().reshape(*batch.y.shape[:2], -1).sum(2) for part in (wrong, known))
+        return wrong / known.clamp(min=1)
 
     return map_rows(errors, models, rows)
 
