@@ -29,6 +29,7 @@ FILE_MARKERS = {  # by a part of the file's path below tests/
     "journeys": "docs",
     "test_docs": "docs",
 }
+COMPILES = ("core/test_sgd_step.py", "engines/test_kernel_choice.py")  # kernels, for 10 s in every process anew
 BETWEEN_PROCESSES = ("/multiprocessing/", "/concurrent/futures/")  # Python's own messages to processes that it started
 UNPICKLED: list[str] = []
 
@@ -46,12 +47,14 @@ def record_unpickling(event, args):
 sys.addaudithook(record_unpickling)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         place = item.path.relative_to(Path(__file__).parent).as_posix()
         for part, marker in FILE_MARKERS.items():
             if part in place:
                 item.add_marker(marker)
+    if not config.pluginmanager.hasplugin("randomly"):
+        items.sort(key=lambda item: not item.path.as_posix().endswith(COMPILES))  # one after the other, in one process
 
 
 def pytest_collection_finish():

@@ -17,6 +17,7 @@ from mooring.core.task import Task
 DRAWS = ("passes", "independent", "replacement")
 ROW_BITS = np.uint64(24)  # of a word that orders rows, those that number the row
 MAX_PADDING_FACTOR = 4  # padded places per row up to which the orders of several clients are drawn in one table
+MAX_WORDS_AT_ONCE = 1 << 14  # of the orders of several passes, which stay in the processor's cache
 
 
 def without_finished_clients(batch: Condensed, done: Tensor) -> Condensed:
@@ -189,20 +190,26 @@ def _draw_alike(
     size: int,
     per_epoch: int,
 ) -> Iterator[RowDraw]:
-    """The same draws where all clients have equally many rows: slices of an order are the steps' rows."""
-    sizes = np.full(len(start), size)
-    for k in range(0, most, per_epoch):
-        used = min(size, min(most - k, per_epoch) * batch)
-        state = random_words(seeds, "batches", keys, t, slot, k // per_epoch)
-        order = draw_order(state, sizes, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
-        full = np.full(len(start), min(batch, size))
-        for begin in range(0, used, batch):
-            row_index = order[:, begin : begin + batch]
-            missing = min(batch, size) - row_index.shape[1]  # a last batch may be short
-            if missing:
-                yield RowDraw(np.hstack([row_index, np.repeat(start[:, None], missing, 1)]), full - missing)
-            else:
-                yield RowDraw(row_index, full)
+    """The same draws where all clients have equally many rows: slices of an order are the steps' rows. Small passes are
+    drawn several at once."""
+    clients, full = len(start), np.full(len(start), min(batch, size))
+    passes = -(-most // per_epoch)
+    at_once = max(1, MAX_WORDS_AT_ONCE // max(clients * size, 1))
+    for first in range(0, passes, at_once):
+        number = np.arange(first, min(first + at_once, passes))
+        used = np.minimum(size, np.minimum(most - number * per_epoch, per_epoch) * batch)  # the last may end early
+        state = random_words(seeds, "batches", keys, t, slot, number[:, None])
+        orders = draw_order(state.ravel(), np.full(state.size, size), np.repeat(used, clients))
+        ends = np.cumsum(used * clients)
+        for end, length in zip(ends.tolist(), used.tolist()):
+            order = orders[end - length * clients : end].reshape(clients, length) + start[:, None]
+            for begin in range(0, length, batch):
+                row_index = order[:, begin : begin + batch]
+                missing = min(batch, size) - row_index.shape[1]  # a last batch may be short
+                if missing:
+                    yield RowDraw(np.hstack([row_index, np.repeat(start[:, None], missing, 1)]), full - missing)
+                else:
+                    yield RowDraw(row_index, full)
 
 
 def draw_order(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooring.core import minibatches as core_minibatches
 from mooring.core.cohort import CohortData, Round, Rows, weighted_mean
 from mooring.core.errors import RequestError
 from mooring.core.minibatches import DRAWS, count_local_steps, minibatches
@@ -136,6 +137,17 @@ def test_independent_draws_are_fresh_samples_without_replacement():
     often = np.bincount([row for step in steps for row in step], minlength=10)
     assert often.min() > 110 and often.max() < 210  # 160 expected, standard deviation below 10
     assert all(sorted(step) == [100, 101, 102] for step in drawn(data, 1, batch=4, steps=3, draws="independent"))
+
+
+@pytest.mark.parametrize("draws", ["passes", "independent"])
+@pytest.mark.parametrize("steps", [1, 11, 12])
+def test_passes_that_are_drawn_at_once_are_those_of_clients_of_other_sizes(draws, steps, monkeypatch):
+    """Clients of equal size draw several passes at once, those of unequal sizes each by itself."""
+    data, uneven = cohort([10, 10]), cohort([10, 9])
+    expected = drawn(uneven, 0, batch=4, steps=steps, draws=draws)
+    for words in (1 << 14, 60, 1):
+        monkeypatch.setattr(core_minibatches, "MAX_WORDS_AT_ONCE", words)
+        assert drawn(data, 0, batch=4, steps=steps, draws=draws) == expected
 
 
 def test_unknown_draws_are_refused():
