@@ -1,6 +1,6 @@
 """Recommendations on grouped tables, with test rows withheld, against baselines that were fitted to the same rows.
 
-    python -m benchmarks.advice_tables --tables FOLDER --out FOLDER [--part design|closed] [--splits 2] [--by-time]
+    python -m benchmarks.advice_tables --tables FOLDER --out FOLDER [--part PART] [--splits 2] [--by-time]
                                        [--shape SHAPE] [--baselines FOLDER] [--only NAME,NAME] [--show]
 
 Tables come from `benchmarks.tables_fetch`, splits from `benchmarks.tables.split_of`, baselines (--baselines) from
@@ -34,7 +34,7 @@ import torch
 from scipy.special import stdtr
 
 from benchmarks.tables import Entry, list_tables, read_table, split_of, splits_of
-from benchmarks.tables_catalog import CLOSED, DESIGN
+from benchmarks.tables_catalog import DESIGN, PARTS
 from mooring.advice.advise import run_advice
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, LossSums
 from mooring.advice.folds import row_losses
@@ -264,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=(DESIGN, CLOSED), default=DESIGN)
+    parser.add_argument("--part", choices=PARTS, default=DESIGN)
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--by-time", action="store_true")
     parser.add_argument("--shape")

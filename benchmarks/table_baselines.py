@@ -1,6 +1,6 @@
 """Linear and tree baselines on grouped tables: test losses of each row, stored for comparison with Mooring.
 
-    python -m benchmarks.table_baselines --tables FOLDER --out FOLDER [--part design|closed] [--splits 2] [--by-time]
+    python -m benchmarks.table_baselines --tables FOLDER --out FOLDER [--part PART] [--splits 2] [--by-time]
                                 --peers FOLDER [--only NAME,NAME] [--baselines NAME,NAME] [--limit SECONDS] [--show]
 
 Tables come from `benchmarks.tables_fetch`, splits from `benchmarks.tables.split_of`. Every baseline is fitted on train
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tables import Entry, list_tables, splits_of
-from benchmarks.tables_catalog import CLOSED, DESIGN
+from benchmarks.tables_catalog import DESIGN, PARTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 INDEX_ARRAYS = ("test_row_index", "client")
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--peers", type=Path, required=True, help="folder with the environment `trees`")
-    parser.add_argument("--part", choices=(DESIGN, CLOSED), default=DESIGN)
+    parser.add_argument("--part", choices=PARTS, default=DESIGN)
     parser.add_argument("--splits", type=int, default=2, help="number of random splits")
     parser.add_argument("--by-time", action="store_true", help="also split by time where there is a time column")
     parser.add_argument("--only", default="", help="names of tables, separated by commas")

@@ -18,7 +18,19 @@ from benchmarks.peers.shrunken_models import (
     score,
 )
 from benchmarks.tables import BY_TIME, TEST, TRAIN, VALIDATION, split_of
-from benchmarks.tables_catalog import BINARY, CLOSED, COUNT, DESIGN, MULTICLASS, PACKAGES, REGRESSION, TABLES, part_of
+from benchmarks.tables_catalog import (
+    ADDED,
+    BINARY,
+    CLOSED,
+    COUNT,
+    DESIGN,
+    MULTICLASS,
+    PACKAGES,
+    PARTS,
+    REGRESSION,
+    TABLES,
+    part_of,
+)
 from benchmarks.who_should_federate import write_page
 
 ENTRY = {"name": "made_up", "client": "who", "time": "day"}
@@ -51,8 +63,9 @@ def test_catalog_is_consistent():
     assert len(set(names)) == len(names)
     assert {table.package for table in TABLES} == set(PACKAGES)
     assert {table.kind for table in TABLES} == {REGRESSION, BINARY, COUNT, MULTICLASS}
-    assert {part_of(name) for name in names} == {DESIGN, CLOSED}
-    assert (part_of("gapminder"), part_of("grunfeld")) == (DESIGN, CLOSED)  # an assignment never changes
+    assert {part_of(name) for name in names} == set(PARTS)
+    parts = part_of("gapminder"), part_of("grunfeld"), part_of("galton")
+    assert parts == (DESIGN, CLOSED, ADDED)  # an assignment never changes
 
 
 @pytest.mark.parametrize("seed", [1, 2, BY_TIME])
