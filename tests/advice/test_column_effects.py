@@ -36,7 +36,7 @@ def test_the_record_has_the_effects_and_a_sentence_names_them(advice):
     assert advice.record["column_effects"] == advice.column_effects
     assert advice.words["effects"] == "The effect of v is not linear."
     three = [{"column": name} for name in ("age", "dose", "time")]
-    assert describe_effects(three) == "The effects of age, dose and time are not linear, that of age least."
+    assert describe_effects(three) == "The effects of age, dose and time are not linear, most of all that of age."
     assert describe_effects([]) == ""
 
 

@@ -11,7 +11,7 @@ from mooring.advice.inference.improvements import (
     Improvements,
     compare_models,
     estimate_improvements,
-    share_of_own_rows,
+    shares_of_own_rows,
 )
 from mooring.advice.inference.recommendation import CLIENT_LEVEL, HIGH_PROBABILITY
 from tests.advice.loss_sum_cases import make_sums
@@ -53,13 +53,29 @@ def test_with_known_tau_they_are_the_posterior_of_a_normal_mean():
     np.testing.assert_allclose(found.mean[:, 0], (ybar - p) ** 2, rtol=0.3, atol=1e-3)
 
 
-def test_the_share_of_own_rows_is_the_shrinkage_factor():
+def test_the_share_of_own_rows_is_the_shrinkage_factor_of_one_coefficient():
     _, _, s, sums = normal_means(1_000, 8, 0.5)
-    share = share_of_own_rows(sums.divergence[:, 1], sums.apart)
-    np.testing.assert_allclose(share, np.sqrt(s**2 + SHARE_FLOOR / 1_000), rtol=1e-9)
-    assert float(share_of_own_rows(torch.tensor([9.0]), torch.tensor([1.0]))) == 1
-    few = share_of_own_rows(torch.zeros(4).double(), torch.ones(4).double())
+    shares = shares_of_own_rows(sums.divergence, sums.apart)
+    expected = np.full((1_000, 2), np.sqrt(s**2 + SHARE_FLOOR / 1_000))
+    np.testing.assert_allclose(shares, expected, rtol=1e-9)
+    few = shares_of_own_rows(torch.zeros(4, 2).double(), torch.ones(4).double())
     assert bool((few == 1).all())  # of four clients the share is not known
+
+
+def test_shares_of_several_coefficients_are_averaged_where_models_differ():
+    """By hand, variances are 4 sigma^2 / n times the sums of s_j (1 - s_j)^2 V_j and of s_j^3 V_j."""
+    rng = np.random.default_rng(0)
+    m, s = 20_000, np.array([0.02, 0.1, 0.4, 0.9, 0.98])
+    apart = rng.standard_normal((m, len(s))) ** 2  # V_j
+    local, global_ = ((1 - s) ** 2 * apart).sum(1), (s**2 * apart).sum(1)
+    divergence = torch.from_numpy(np.stack([local, global_], 1))
+    shares = shares_of_own_rows(divergence, torch.from_numpy(apart.sum(1))).numpy()
+    exact = np.stack([(s * (1 - s) ** 2 * apart).sum(1) / local, (s**3 * apart).sum(1) / global_], 1)
+    one_for_all = np.sqrt(global_ / apart.sum(1))
+    weighted = np.stack([(s * (1 - s) * apart).sum(1) / ((1 - s) * apart).sum(1), global_ / (s * apart).sum(1)], 1)
+    np.testing.assert_allclose(shares, np.sqrt(weighted**2 + SHARE_FLOOR / m), rtol=1e-9)
+    assert (weighted[:, 0] >= exact[:, 0]).all() and (weighted[:, 1] <= exact[:, 1]).all()
+    assert np.abs(weighted - exact).mean() < 0.5 * np.abs(one_for_all[:, None] - exact).mean()
 
 
 def test_divergences_that_few_rows_show_are_shrunk_and_uncertain():
@@ -190,7 +206,7 @@ def test_variances_that_differ_by_orders_of_magnitude_are_shrunk_on_the_log_scal
     loss = np.tile([1.1, 1.1, 1.0], (m, 1))
     noise = np.where(np.arange(m) < 5, 1e4, 1.0) * np.exp(np.random.default_rng(0).normal(0, 1, m))
     deviation = np.stack([0.4 * noise, 0.4 * noise, 0.2 * noise], 1)
-    sums = make_sums(np.full(m, n), loss, divergence, deviation, apart=np.full(m, 0.2))
+    sums = make_sums(np.full(m, n), loss, divergence, deviation, apart=np.full(m, 0.4))  # one coefficient, s = 1/2
     variance = estimate_improvements(sums, sums).covariance.diagonal(dim1=1, dim2=2).numpy()
     quiet = np.arange(m) >= 5
     assert np.median(variance[quiet, 1]) < 0.01 * np.median(variance[quiet, 0])

@@ -11,9 +11,13 @@ true difference is b D plus what p misses,
          clients'. Deviations from the global model are the client's noise, whose variances may differ by orders of
          magnitude: they are shrunk on the log scale (Smyth 2004). Those from the local model are mostly those of a
          few rows at which it extrapolates: own rows show little of their variance
-    s    how far the client's rows moved its model from the global one: the square root of D(global, personal) over
-         D(global, local), 0 to 1. With normal truths and squared loss s u D / n is the posterior variance, exactly so
-         for one coefficient
+    s    how far the client's rows moved its model from the global one, 0 to 1: with normal truths and squared loss
+         s u D / n is the posterior variance, exactly so for one coefficient. With several, each has a share s_j, and
+         the two differences average them differently: the local model differs from the personal one where s_j is
+         small, the global model where it is large. With V_j the divergence of the global from the local model along
+         coefficient j, D_l = sum (1 - s_j)^2 V_j, D_g = sum s_j^2 V_j, and their sum falls short of sum V_j by 2 B,
+         B = sum s_j (1 - s_j) V_j. B / (B + D_l) and D_g / (D_g + B) are averages of s_j with weights (1 - s_j) V_j
+         and s_j V_j
     c^2  what varies in proportion to D beyond chance (u D / n) and that: models that are wrong. Only this part
          of the held-out residual d - b D is information beyond the personal model, which has seen the rows itself
     v    variance of a row's divergence per squared mean: how little n rows show of the mean divergence of all. That
@@ -81,14 +85,14 @@ def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
         torch.where(seen[:, None] if part.ndim == 2 else seen, part, other)
         for part, other in zip(*((sums.divergence, sums.divergence_square, sums.apart) for sums in (held, own)))
     )
-    share = share_of_own_rows(divergence[:, 1], apart)
+    shares = shares_of_own_rows(divergence, apart)
     columns = []
     for k in range(2):
         mean_divergence = divergence[:, k] / count
         spread = (square[:, k].sum() / (count * mean_divergence**2).sum().clamp(min=TINY) - 1).clamp(min=0)  # v
         unit = estimate_unit_variances(held, k)
         mean, variance, freedom, slope, excess = _one_side(
-            held.rows, held.difference[:, k], mean_divergence, unit, share, size
+            held.rows, held.difference[:, k], mean_divergence, unit, shares[:, k], size
         )
         ratio = _shrink_divergence(mean_divergence, own.divergence[:, k] / size, count, spread / size)
         unknown = spread / size * (slope * ratio * mean_divergence) ** 2
@@ -139,10 +143,19 @@ def estimate_unit_variances(held: LossSums, k: int) -> UnitVariances:
     return shrink(held.rows, held.deviation[:, k], held.divergence[:, k])
 
 
-def share_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
-    """[m]: s, how far each personal model is from the global towards the local one, 0 to 1."""
-    square = (divergence / apart.clamp(min=TINY)).clamp(0, 1)
-    return (square + SHARE_FLOOR / len(square)).clamp(max=1).sqrt()
+def shares_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
+    """[m, 2]: s for the differences of the local and of the global model from the personal one.
+
+    `divergence` [m, 2] is D_l and D_g, `apart` [m] the divergence of the global from the local model.
+    """
+    local, global_ = divergence.unbind(1)
+    between = ((apart - local - global_) / 2).clamp(min=0)  # B
+    share = torch.stack([_share(between, local), _share(global_, between)], 1)
+    return (share.square() + SHARE_FLOOR / len(share)).clamp(max=1).sqrt()
+
+
+def _share(part: Tensor, other: Tensor) -> Tensor:
+    return part / (part + other).clamp(min=TINY)
 
 
 def _shrink_divergence(held: Tensor, own: Tensor, rows: Tensor, variance: Tensor) -> Tensor:

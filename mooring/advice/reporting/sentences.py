@@ -138,7 +138,7 @@ def describe_effects(effects: Sequence[NamedValues]) -> str:
     names = [str(effect["column"]) for effect in effects[:MAX_NAMED]]
     if len(names) < 2:
         return f"The effect of {names[0]} is not linear." if names else ""
-    return f"The effects of {join_words(names)} are not linear, that of {names[0]} least."
+    return f"The effects of {join_words(names)} are not linear, most of all that of {names[0]}."
 
 
 def prior_of_plan(choice: Choice) -> Prior | None:
