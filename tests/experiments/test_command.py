@@ -11,7 +11,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from mooring.cli import main
-from mooring.experiments.base import catalog, registry, runner
+from mooring.experiments.base import catalog, registry, reproduce, runner
 from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.records import panel_record, table_record
@@ -355,6 +355,22 @@ def test_a_part_of_an_experiment_says_that_it_is_one():
     ],
 )
 def test_parts_that_cannot_be_run_are_refused(words, sentence, tmp_path, capsys, session_cache, monkeypatch):
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # starting processes takes longer than these trials
+    """Before anything is trained."""
+    monkeypatch.setattr(reproduce, "run", None)
     assert run("reproduce", "effect-tab3", "--preset", "smoke", "--out", str(tmp_path / "out"), *words) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_points_that_a_plan_does_not_show_as_missing_are_refused_after_the_trials(
+    tmp_path, capsys, session_cache, monkeypatch
+):
+    monkeypatch.setattr(reproduce, "check_comparisons", lambda entry, preset: None)
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # starting processes takes longer than these trials
+    words = ("--preset", "smoke", "--only", "method=FedProx", "--out", str(tmp_path / "out"))
+    assert run("reproduce", "effect-tab3", *words) == 2
+    assert "--only leaves out what is compared" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_experiment_misses_points_of_its_own():
+    for name in catalog.list_experiments():
+        reproduce.check_comparisons(catalog.load_experiment(name), "paper")

@@ -6,6 +6,7 @@ The record of an experiment under a preset is `kernel-fig1-quick.json` in the ou
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mooring.data.benchmark_datasets import DATA_DIR_VARIABLE
 from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.records import make_record
 from mooring.experiments.base.registry import Registration, apply_registration
+from mooring.experiments.base.results import MissingTrials, PlannedResults, Trial
 from mooring.experiments.base.runner import OnTrial, run
 from mooring.runs.atomic_files import make_synced_folder, write_error, write_json
 
@@ -46,6 +48,9 @@ def reproduce(
     }
     if data_dir is not None:
         os.environ[DATA_DIR_VARIABLE] = str(Path(data_dir).resolve())  # for the processes that run the trials
+    if only:
+        for entry in entries.values():
+            check_comparisons(entry, preset)
     out = Path(out)
     try:
         make_synced_folder(out.absolute())
@@ -67,10 +72,30 @@ def reproduce(
     except KeyError as missing:
         if not only:
             raise
-        raise RequestError(f"--only leaves out what is compared: {missing.args[0]}.") from missing
+        raise _incomplete(missing) from missing
     for record in records:
         write_json(out / f"{record['experiment']}-{preset}.json", record)
     return records
+
+
+def check_comparisons(entry: catalog.CatalogEntry, preset: str) -> None:
+    """Refuse a selection without the points that claims compare, before its trials run."""
+    planned = PlannedResults(
+        [Trial(dict(point), seed, {}) for point in entry.experiment.presets[preset].points for seed in (0, 1)]
+    )
+    for claim in entry.experiment.claims:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # lines through points that are all alike
+                claim.check(planned)
+        except MissingTrials as missing:
+            raise _incomplete(missing) from missing
+        except Exception:  # the claim needs the values: it is checked again when they are known
+            continue
+
+
+def _incomplete(missing: KeyError) -> RequestError:
+    return RequestError(f"--only leaves out what is compared: {missing.args[0]}.")
 
 
 def list_claims(records: Sequence[JsonObject]) -> list[JsonObject]:

@@ -93,6 +93,10 @@ def describe(value: object) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
+class MissingTrials(KeyError):
+    """No trial is at the points that a reference asks for."""
+
+
 class Curve(NamedTuple):
     x: np.ndarray  # [X]
     y: np.ndarray  # [repeats, X]
@@ -111,10 +115,14 @@ class Results:
         values: dict[Coordinates, list[np.ndarray]] = {}
         for trial in self.trials:
             if all(_is_accepted(trial.point.get(name), condition) for name, condition in ref.fixed.items()):
-                values.setdefault(_free_coordinates(trial.point, ref.fixed), []).append(_value(trial.values, ref))
+                values.setdefault(_free_coordinates(trial.point, ref.fixed), []).append(self.read(trial.values, ref))
         if not values:
-            raise KeyError(f"no trial has {ref.series!r} at {ref.fixed}")
+            raise MissingTrials(f"no trial has {ref.series!r} at {ref.fixed}")
         return {point: np.stack(repeats) for point, repeats in values.items()}
+
+    def read(self, values: Values, ref: Ref) -> np.ndarray:
+        """Return the quantity in the values of one trial."""
+        return _value(values, ref)
 
     def repeats(self, ref: Ref | str) -> np.ndarray:
         """Return [repeats] of a reference that fixes all coordinates."""
@@ -137,6 +145,13 @@ class Results:
             place, y = self.repeats(of(x, **fixed))[0].astype(float), self.repeats(ref)
         inside = (place >= span[0]) & (place <= span[1])
         return Curve(place[inside], y[:, inside])
+
+
+class PlannedResults(Results):
+    """Trials that have not been run: their points are known, and every value is 1."""
+
+    def read(self, values: Values, ref: Ref) -> np.ndarray:
+        return np.ones(())
 
 
 @contextmanager
