@@ -89,12 +89,16 @@ class Moon(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
         """[C, d]: the gradient of each client's contrastive loss, client by client."""
         rows = []
         for c in range(len(u)):
-            x, weight = batch.x[c], batch.weight[c]
+            real = batch.weight[c] > 0
+            x, weight, key = batch.x[c, real], batch.weight[c, real], 0 if batch.key is None else batch.key[c]
+            if not len(x):
+                rows.append(torch.zeros_like(u[c]))
+                continue
             with torch.no_grad():
-                near, far = represent(task, w.expand_as(u)[c], x), represent(task, last[c], x)
+                near, far = represent(task, w.expand_as(u)[c], x, key), represent(task, last[c], x, key)
             leaf = u[c].detach().requires_grad_()
             with torch.enable_grad():
-                z = represent(task, leaf, x)
+                z = represent(task, leaf, x, key)
                 scores = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], 1) / self.tau
                 loss = -(weight * torch.log_softmax(scores, 1)[:, 0]).sum()
             if loss.requires_grad:

@@ -131,7 +131,7 @@ class NetworkTask(OutputLoss, Task):
         self.sizes += [shape.numel() for shape in self.buffer_shapes.values()]
         self.dim = sum(self.sizes)
         self.buffers = buffers
-        self.is_random = may_be_random(self.module)
+        self.is_random = may_be_random(self.module) or isinstance(items, DatasetItems)  # in training
         self.is_structured: bool | None = True if items is not None else None  # inputs or outputs are no tensors
         needs_clients = self.buffer_shapes or self.batch_loss is not None or items is not None
         needs_clients = needs_clients or not self.device.is_plain or self._shrinks_embeddings
@@ -139,7 +139,7 @@ class NetworkTask(OutputLoss, Task):
         frozen = any(not p.requires_grad for p in self.module.parameters())
         self.is_perceptron = is_perceptron(self.module) and not frozen and not has_dropout(self.module)
         self.is_perceptron = self.is_perceptron and not has_hooks(self.module)
-        self.is_perceptron = self.is_perceptron and self.device.is_plain
+        self.is_perceptron = self.is_perceptron and self.device.is_plain and items is None
         self.convolutional = per_client.has_convolution(self.module)
         self.is_large_perceptron = self.is_perceptron and (
             self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
@@ -402,7 +402,8 @@ class NetworkTask(OutputLoss, Task):
             return self.call_loss(self.row_loss, self.loss_input(self.call_module(call, x)), self.own_units(y))
 
         x, y = batch.x[c], batch.y[c]
-        with CALLING:
+        with CALLING, RANDOM_LOCK, self.device.fork_random_state():
+            torch.manual_seed(0)  # of data sets that draw random numbers
             if self.batch_loss is not None:
                 return torch.stack([losses(x[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(y))])
             return losses(x, y).reshape(len(y), -1).mean(1)

@@ -18,7 +18,7 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.items import DatasetItems, TensorItems
-from mooring.core.minibatches import count_local_steps, draw_rows, forward_keys
+from mooring.core.minibatches import count_local_steps, draw_rows, forward_keys, minibatches
 from mooring.tasks.network import NetworkTask
 from tests.tasks.test_network_training import NETWORKS, SmallResNet
 
@@ -486,3 +486,33 @@ def test_without_validation_rows_a_measure_does_not_choose_the_round():
     assert (
         mooring.fit([parts, parts], model=CASES["linear"][0], algorithm="fedavg", **options).summary["last_round"] == 2
     )
+
+
+def whole_output(out, y):
+    return CE(out, y) + out.pow(2).mean()
+
+
+@pytest.mark.parametrize("algorithm,loss", [("moon", None), ("knn_per", None), ("fedavg", whole_output)])
+def test_random_numbers_of_data_sets_follow_the_runs_seed_alone(algorithm, loss):
+    settings = {"eta": 0.1, "steps": 2, "batch": 4}
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        sets = [Augmented(X[:9], CLASSES[:9]), Augmented(X[9:18], CLASSES[9:18])]
+        make = CASES["perceptron"][0]
+        options = {"rounds": 2, "baselines": False, "settings": settings, "loss": loss}
+        runs.append(mooring.fit(sets, model=make, algorithm=algorithm, **options))
+    assert torch.equal(runs[0].models["client 0"], runs[1].models["client 0"])
+    assert runs[0].summary["personal"] == runs[1].summary["personal"]
+
+
+def test_a_gradient_of_items_draws_them_anew():
+    """Algorithms with a loop of their own over minibatches, such as MOON, take gradients one by one."""
+    items = DatasetItems([Augmented(X, CLASSES)])
+    task = NetworkTask(CASES["perceptron"][0], items=items, sample=torch.arange(2))
+    data = cohort(torch.arange(sum(ROWS)), CLASSES)
+    first, second = (step.batch for step in minibatches(task, data, Round(1, 2, 2, 2, 1.0, 0), batch=None, steps=2))
+    w = task.start(0).expand(2, -1)
+    assert torch.equal(task.grad(w, first), task.grad(w, first))
+    assert not torch.allclose(task.grad(w, first), task.grad(w, second))
