@@ -244,7 +244,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         moves_w: bool = True,
         states: tuple[Tensor, ...] = (),
     ) -> Iterator[Mixture]:
-        """The models after each local step; w stands still for clients that join after the training (Eq. 7). `states`
+        """The models after each local step; w is fixed for clients that join after the training (Eq. 7). `states`
         are those of the optimizers of v and w, changed in place; (): fresh."""
         w, v, alpha = mixture
         batch, count, eta = schedule(self, data, round, memory)

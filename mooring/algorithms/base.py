@@ -190,7 +190,7 @@ def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
 
 
 def check_algorithm_class(thing: object, name: str) -> type[AnyAlgorithm]:
-    """Refuse what is no algorithm."""
+    """Refuse an object that is not an algorithm."""
     if not (isinstance(thing, type) and issubclass(thing, Algorithm) and dataclasses.is_dataclass(thing)):
         raise RequestError(f"algorithm {name!r} must be a frozen dataclass that inherits from Algorithm.")
     return thing

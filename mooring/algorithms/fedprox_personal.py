@@ -169,7 +169,7 @@ def auto_gamma(algorithm: FedProxPersonal, task: Task, statistics: ClientStatist
     """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
 
     With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
-    coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
+    coefficient j has its own step: one step for all would be too short for those with large lam_ij.
     """
     smooth = float(statistics.smooth.max())
     is_known = smooth > 0 and task.smooth_loss and isinstance(task, HasSolve)

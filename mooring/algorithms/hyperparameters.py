@@ -361,7 +361,7 @@ def _state_columns(state: Tensor, memory: Tensor, place: int) -> slice | None:
 
 
 def server_step_factor(algorithm: HasServerDecay, round: Round) -> float:
-    """What is left of the server's step in round t = 1, 2, ...: 1 / (1 + server_decay (t - 1))."""
+    """The factor of the server's step in round t = 1, 2, ...: 1 / (1 + server_decay (t - 1))."""
     return 1 / (1 + algorithm.server_decay * (round.t - 1))
 
 

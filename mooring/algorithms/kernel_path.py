@@ -1,7 +1,7 @@
 """What kernel FedAvg and kernel FedProx share: any number of rounds on squared loss at once.
 
 Each client sends what it does in any round, a matrix and a vector; the server applies their means as often as Eq. 23 of
-kernel or the user says.
+kernel or the user sets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mooring.theory.kernel_stopping import stopping_time
 
 class Server(NamedTuple):
     w: Tensor  # [d]
-    rounds: Tensor  # [], how many rounds w stands for; infinity at the limit
+    rounds: Tensor  # [], number of rounds that w is the result of; infinity at the limit
 
 
 class Client(NamedTuple):
@@ -105,7 +105,7 @@ class KernelPath(Algorithm[Server, Client, Message]):
 
 
 def send_matrices(algorithm: KernelPath, task: Task, data: CohortData) -> Message:
-    """What a cohort's clients do in any round, and what the stop asks of them."""
+    """The clients' part of any round, and the statistics that the stopping rule needs."""
     update, rows = algorithm.update, data.train.full(task)
     push = -task.grad(torch.zeros(len(data), task.dim, dtype=task.dtype), rows).double()
     values, vectors = rows.values.double(), rows.vectors.double()

@@ -35,7 +35,7 @@ from mooring.core.seeds import uniforms
 from mooring.core.task import HasSolve, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 
-EQUAL_WEIGHT_TOLERANCE = 1e-9  # rows whose weights differ by no more than this share of them are alike: p = size
+EQUAL_WEIGHT_TOLERANCE = 1e-9  # rows whose weights differ by no more than this share of them count as equal: p = size
 
 
 class Server(NamedTuple):
@@ -93,7 +93,7 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class PooledRows(Rows):
-    """Everyone's rows as one client's, of unequal weight."""
+    """The rows of all clients as one client's, with unequal weights."""
 
     weight: Tensor | None = None  # [N], p_i/n_i, sums to 1
     shift: float = 0.0  # in [0, 1)
@@ -106,7 +106,7 @@ class PooledRows(Rows):
         return task.condense(self.padded()) if isinstance(task, HasSummary) else self.padded()
 
     def take(self, index: Tensor, valid: Tensor) -> Batch:
-        """Rows by systematic sampling: place k of N is the row at (k + shift)/N of the heaped-up weights.
+        """Rows by systematic sampling: place k of N is the row at (k + shift)/N of the cumulative weights.
 
         Over shifts, a row has N p_i/n_i places on average, and never fewer or more than that rounded down or up.
         """

@@ -40,7 +40,7 @@ app = PlainTyper(
     context_settings={"max_content_width": 120},
     help="Personalized federated learning: which model should each client use?",
 )
-RESUMABLE_RUNS: list[Path | str] = []  # the run directory of the command that is running, or how it goes on
+RESUMABLE_RUNS: list[Path | str] = []  # the run directory of the running command, or a sentence on how to resume it
 RunArgument = Annotated[Path, typer.Argument(hidden=True)]
 MethodChoice = Annotated[
     str | None, typer.Option("--method", help="Method of a comparison. [the best on validation rows]")

@@ -1,4 +1,4 @@
-"""What is done with a finished run's models: predict, export, personalize."""
+"""Commands on the models of a finished run: predict, export, personalize."""
 
 from __future__ import annotations
 

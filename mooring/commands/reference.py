@@ -1,4 +1,4 @@
-"""What there is, and what it means: explain, list."""
+"""Commands of reference: explain, list."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def average(message: StateTree, p: Tensor, spec: str = MEAN) -> StateTree:
 
 
 def weighted_median(x: Tensor, share: Tensor) -> Tensor:
-    """[D] of x [R, D]: half of the weight lies on either side; the middle of two values where both would do."""
+    """[D] of x [R, D]: the weighted median; the mean of two values where both are medians."""
     value, order = x.sort(0)
     below = share[order].cumsum(0)
     half = 0.5 * (1 - 1e-12), 0.5 * (1 + 1e-12)  # sums of shares are exact to rounding only
@@ -78,7 +78,7 @@ def weighted_median(x: Tensor, share: Tensor) -> Tensor:
 
 
 def trimmed_mean(x: Tensor, share: Tensor, beta: float) -> Tensor:
-    """[D]: the mean of what is left of each coordinate's weights when beta is cut off at either end."""
+    """[D]: the weighted mean of each coordinate after a share beta of the weight is cut off at either end."""
     value, order = x.sort(0)
     weight = share[order].to(x.dtype)
     above = weight.cumsum(0)

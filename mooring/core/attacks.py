@@ -60,7 +60,7 @@ def apply_attack(message: StateTree, clients: Tensor, spec: str, seed: int, keys
 
 
 def malicious_messages(name: str, x: Tensor, malicious: Tensor, seed: int, t: int) -> Tensor:
-    """[malicious clients, D]: what they send instead of their rows of x [R, D]."""
+    """[malicious clients, D]: the messages that they send instead of their rows of x [R, D]."""
     replaced = x[malicious]
     if name == "nan":
         return torch.full_like(replaced, torch.nan)

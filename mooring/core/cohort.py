@@ -208,7 +208,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class CohortData:
-    """What a visit may see of its clients: training and validation rows, never test rows."""
+    """The data of a local update: training and validation rows, never test rows."""
 
     keys: np.ndarray  # [C] uint64, each client's number in its random draws
     index: Tensor  # [C], places in the federation, for hyper-parameters that differ by client

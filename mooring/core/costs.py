@@ -50,14 +50,14 @@ def compare_with_tolerance(norm: Tensor, promise: float) -> SolveTolerances:
 
 @dataclass
 class CostMeter:
-    """Counters of a stay at a cohort. An exact solve or prox counts as one gradient per row."""
+    """Counters of a local update. An exact solve or prox counts as one gradient per row."""
 
     samples: int = 0  # rows drawn into minibatches
     gradients: int = 0  # per-row gradient evaluations
     solves: SolveTolerances = field(default_factory=SolveTolerances)
 
     def add(self, other: CostMeter) -> None:
-        """Count another stay's work on top."""
+        """Add the work of another local update."""
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 

@@ -78,7 +78,7 @@ def type_alternatives(hint: object) -> list[object]:
 
 
 def matches_type(value: object, kind: object) -> bool:
-    """Whether a value may stand in a field of this type; types that no run file can hold are left to their owner."""
+    """Whether a field of this type accepts a value; types that a run file cannot contain are not checked."""
     if kind is Literal:
         return isinstance(value, str)  # one of which, its owner checks
     if kind not in TYPE_NAMES:

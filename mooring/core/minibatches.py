@@ -74,7 +74,7 @@ def minibatches(
     part: str = "train",
     trains_buffers: bool = False,
 ) -> Iterator[Step]:
-    """The steps of a stay at a cohort.
+    """The steps of a local update.
 
     `batch = None` gives every step all rows. Otherwise `batch` rows at a time, by `draws`:
 

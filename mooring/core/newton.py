@@ -43,7 +43,7 @@ def damped_newton(
         rate = torch.ones_like(f)
         trial_w, trial_f = w, f
         searching = live.clone()
-        # At the end of a run the decrease drowns in rounding: allow for it, and let the gradient decide.
+        # Near the minimum the decrease is below rounding: allow for it, so that the gradient decides.
         rounding = 8 * torch.finfo(w.dtype).eps * (1 + f.abs())
         for _ in range(MAX_HALVINGS):
             candidate = torch.where(searching[:, None], w - rate[:, None] * s, trial_w)

@@ -37,7 +37,7 @@ Curvature = Callable[[Tensor], Tensor]  # a [C, B] -> sum_j a_j grad^2 u_j, [C, 
 
 MAX_BOUNDARY_STEP_SHARE = 0.995  # share of the way to the nearest bound that a step may go
 MAX_STALLED_ITERATIONS = 3  # iterations near the end that do not halve the error: rounding has been reached
-POLISHING_STEPS = 3  # steps on one partition: the error falls to about SLACK of it in each
+POLISHING_STEPS = 3  # steps on one partition: each reduces the error to about SLACK of it
 ACTIVE_SET_RATIOS = (
     1.0,
     1e-3,
@@ -85,7 +85,7 @@ class Coupling(NamedTuple):
 
 
 class PrimalDualPoint(NamedTuple):
-    """Where the iteration stands, or a step from there."""
+    """An iterate, or a step from one."""
 
     v: Tensor  # [C, d]
     low: Tensor  # [C, B], a - low
@@ -203,7 +203,7 @@ def _polish(
     real: Tensor,
     curvature: Curvature | None,
 ) -> Tensor:
-    """The minimisers from where the path ended, by the partition of the rows that it shows; at.v where none settles."""
+    """The minimizers by the partition of the rows at the last iterate; at.v where no partition is consistent."""
     box, eps = high - low, torch.finfo(quad.dtype).eps
     polished, waiting = at.v, real.any(1)
     for balance in ACTIVE_SET_RATIOS:
@@ -259,7 +259,7 @@ def _solve_separately(factor: Tensor, rhs: Tensor) -> Tensor:
 
 
 def _factor(h: Tensor) -> Tensor:
-    """Cholesky factors; where rounding spoils one, that of the matrix with a diagonal larger by rounding."""
+    """Cholesky factors; where one fails by rounding, that of the matrix with a slightly larger diagonal."""
     factor, broken = torch.linalg.cholesky_ex(h)
     if bool(broken.any()):
         rounding = ROUNDING_UNITS * torch.finfo(h.dtype).eps * torch.diag_embed(h.diagonal(dim1=1, dim2=2))
@@ -282,8 +282,8 @@ def _move(at: PrimalDualPoint, step: PrimalDualPoint, share: Tensor) -> PrimalDu
 
 
 def _max_step(at: PrimalDualPoint, step: PrimalDualPoint, real: Tensor, is_shared: bool) -> Tensor:
-    """[C, 1]: how far all that must stay positive may move until the first is 0, at most 1/BOUNDARY; one number for
-    all where `is_shared`."""
+    """[C, 1]: the largest share of the step that keeps slacks and multipliers positive, at most 1/BOUNDARY; one number
+    for all clients if `is_shared`."""
     step_to_zero = torch.full_like(at.z, 1 / MAX_BOUNDARY_STEP_SHARE)
     for value, change in zip(at[1:], step[1:]):
         step_to_zero = torch.minimum(step_to_zero, torch.where(real & (change < 0), -value / change, step_to_zero))

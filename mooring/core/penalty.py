@@ -1,4 +1,4 @@
-"""How tightly each client is moored: the stiffness lam of the pull lam/2 |v - w|^2.
+"""The penalty lam/2 |v - w|^2 of each client: its strength lam.
 
 A stiffness is one number, one number per client, one per coefficient, or the product of the last two (a client's
 noise over its rows, times a coefficient's inverse spread).

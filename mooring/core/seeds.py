@@ -71,10 +71,10 @@ def add_mixed_counter(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
 
 
 def words_below(state: np.ndarray, mixed: np.ndarray, limit: int, buffer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where onto(state, mixed) [m] is below `bar`, and what it is there, for a state of one word.
+    """The positions where onto(state, mixed) [m] is below `limit`, and its values there, for a state of one word.
 
     What `_mix` does last leaves the upper 31 bits as they are: it is done only for those that these bits let through.
-    `room` is memory to work in, at least [2, m].
+    `buffer` is working memory, at least [2, m].
     """
     x, shifted = buffer[0, : len(mixed)], buffer[1, : len(mixed)]
     with np.errstate(over="ignore"):

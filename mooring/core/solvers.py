@@ -52,7 +52,7 @@ Region = Ball | Box | Fixed
 
 
 class StepContext(NamedTuple):
-    """What local steps follow beside the data."""
+    """The terms of local steps other than the data."""
 
     pull: Pull | None  # (lam, center)
     shift: Tensor | None  # [d] or [C, d]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Constants(NamedTuple):
-    """What theory asks of a client's risk L_i, each [C]."""
+    """Constants of the clients' risks L_i that theory needs, each [C]."""
 
     smooth: Tensor  # largest curvature; nan where the loss is not smooth
     convex: Tensor  # smallest curvature: mu; 0 or below where L_i is not strongly convex
@@ -64,9 +64,9 @@ def find_metric(name: str) -> Metric:
 
 
 class ParameterBlock(NamedTuple):
-    """Where a part of the model lies inside w: w[start : start + size], of this shape."""
+    """The position of a part of the model in w: w[start : start + size], of this shape."""
 
-    name: str  # as users know it: "slopes", "intercept", "0.weight"
+    name: str  # as users see it: "slopes", "intercept", "0.weight"
     shape: tuple[int, ...]
     start: int
     layer: str  # parts of one layer go together: a weight and its bias
@@ -323,7 +323,7 @@ class Task(ABC):
     # Counted by `core.costs.MeteredTask`.
 
     def count(self, batch: Condensed) -> int:
-        """How many rows a batch or a summary stands for."""
+        """The number of rows in a batch or a summary."""
         return int((batch.weight > 0).sum() if isinstance(batch, Batch) else batch.n.sum())
 
     def record_draw(self, batch: Condensed) -> None:

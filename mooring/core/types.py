@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 JsonObject = dict[str, Any]  # what JSON or TOML can hold, or keyword arguments: values by name
 NamedValues = Mapping[str, Any]  # the same, only read
-OnProgress = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
+OnProgress = Callable[[str, int, int], None]  # (label, rounds done, total rounds)
 Words = Literal["auto", "theory", "stay", "stop", "limit", "residuals", "path"]
 Auto = float | Words  # of a hyperparameter: a number, or a word that `Algorithm.resolve` turns into one
 T = TypeVar("T")

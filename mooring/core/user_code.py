@@ -170,7 +170,7 @@ def absolute_spec(spec: T) -> T | str:
 
 
 def copy_name(spec: str, content: bytes) -> str:
-    """What the copy of a spec's file is called: by the file, its folder and a digest of what it holds."""
+    """The name of the copy of a spec's file: the file, its folder and a digest of its content."""
     return f"{_begins(spec)}{hashlib.sha256(content).hexdigest()[:COPY_DIGEST_DIGITS]}.py"
 
 

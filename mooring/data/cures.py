@@ -22,6 +22,6 @@ class Cure(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it does, for a button."""
+        """The label of its button."""
         value = str(self.value).replace("=", " as ", 1) if self.option == "merge_levels" else self.value
         return LABELS[self.option].format(value=value)

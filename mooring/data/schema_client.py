@@ -63,7 +63,7 @@ class ClientTable:
 
 @dataclass(frozen=True, eq=False)
 class ParsedTable:
-    """A member's rows as parsed by the plan. They stay at the client."""
+    """A client's rows as parsed by the plan. They stay at the client."""
 
     columns: dict[str, Values]
     target: Target
@@ -197,7 +197,7 @@ def find_nearest_cell(frame: pd.DataFrame, rows: np.ndarray, column: str, near: 
 
 
 def name_own_cells(frame: pd.DataFrame, sentence: str) -> str:
-    """Return a sentence on a client's own outlier with the cell itself, which others know as a rounded extreme."""
+    """Return a sentence on a client's own outlier with the cell itself; other clients see a rounded extreme."""
     match = re.search(r"column '(.+)': about (\S+) lies", sentence)
     if match is None or match[1] not in frame.columns:
         return sentence

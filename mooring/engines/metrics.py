@@ -65,7 +65,7 @@ def compute_metrics(
 def measure_predictions(
     task: Task, clients: Clients, blocks: list[Predictions], metrics: Mapping[str, Metric], by_client: bool = True
 ) -> MetricValues:
-    """The measures of predictions, and each client's own unless they are not asked for."""
+    """The measures of predictions, and each client's own if they are requested."""
     y, prediction, owner = concatenate_predictions(blocks)
     if not by_client:
         owner = np.zeros_like(owner)

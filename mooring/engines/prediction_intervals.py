@@ -2,7 +2,7 @@
 
 A client of the run: |y - f| of rows that the models were not fitted to, divided by the client's residual standard
 deviation, which is pulled towards that of all clients where its rows are few. A new client: |y - f| of global models
-that were fitted without the client, each client counting alike: the mean over clients of the distributions of their
+that were fitted without the client, each client with equal weight: the mean over clients of the distributions of their
 residuals (Dunn, Wasserman, Ramdas 2023), without the factor (m + 1) / m of the quantile level that guarantees coverage
 with few clients and widens the intervals: coverage is nominal on average over clients
 (`benchmarks.interval_coverage`).

@@ -2,7 +2,7 @@
 
 Where models are small, a round's cost is calls of PyTorch and not arithmetic: forty runs cost little more than one if
 all their clients are updated together. Clients of a variant start from that variant's server, with its numbers and its
-seed, and everything but the local update is each run's own: each variant ends where it would have ended by itself, up
+seed, and everything but the local update is each run's own: each variant gives the result that it would give alone, up
 to rounding. A run's last digits depend on the number of runs and on its position among them, as PyTorch processes the
 last few numbers of a tensor differently. Where runs that were interrupted at different rounds must resume to the same
 bytes, the position of a run without a request is therefore filled.

@@ -23,7 +23,7 @@ DEFAULT_METHODS = ("local", "pooled", "fedavg", "fedprox", "fedprox_personal")  
 
 
 def installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # slow to load, and few commands tell it
+    from importlib.metadata import PackageNotFoundError, version  # slow to load, and few commands use it
 
     try:
         return version("mooring-fl")

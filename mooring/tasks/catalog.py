@@ -56,7 +56,7 @@ def find(name: str, copies: Path | None = None) -> type[Task]:
 
 
 def check_task_class(thing: object, name: str) -> type[Task]:
-    """Refuse what is no task on the columns of a table, or lacks a declaration."""
+    """Refuse an object that is not a task on the columns of a table, or lacks a declaration."""
     if not (isinstance(thing, type) and issubclass(thing, Task) and dataclasses.is_dataclass(thing)):
         raise RequestError(f"task {name!r} must be a frozen dataclass that inherits from Task.")
     missing = [part for part in ("name", "kinds") if not hasattr(thing, part)] + sorted(thing.__abstractmethods__)

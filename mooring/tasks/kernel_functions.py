@@ -1,4 +1,4 @@
-"""Kernels: positive semidefinite functions k(x, z) that say which functions are simple.
+"""Kernels: positive semidefinite functions k(x, z) that define which functions are simple.
 
     linear       x'z
     polynomial   (1 + x'z)^degree

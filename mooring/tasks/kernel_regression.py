@@ -81,7 +81,7 @@ class KernelFeatures:
 
     @property
     def exact(self) -> kernel_functions.Kernel:
-        """The kernel that phi(x)'phi(z) stands for."""
+        """The kernel that phi(x)'phi(z) approximates."""
         return kernel_functions.find(self.kernel, bandwidth=self.scale, degree=self.degree)
 
     def __call__(self, x: Tensor) -> Tensor:

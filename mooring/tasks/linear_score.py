@@ -1,4 +1,4 @@
-"""Tasks on one linear score per row, z = x'w (plus an intercept): what they share.
+"""Tasks on one linear score per row, z = x'w (plus an intercept): the code that they share.
 
     L_i(w) = 1/n_i sum_j ell(z_ij, y_ij) + ridge/2 |w|^2
 

@@ -26,8 +26,8 @@ def proximal_newton(
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 
     Where neither the task's ridge nor the pull holds a coefficient, MIN_RIDGE holds it to 0. Rows that determine a
-    minimiser do not feel it; of many minimisers it takes the one of least norm, and where there is none (two classes
-    that a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log MIN_RIDGE, 23.
+    minimizer do not depend on it; of many minimizers it takes the one of least norm, and where there is none (two
+    classes that a plane separates, counts that are all 0) it stops the divergence at scores of about -log MIN_RIDGE, 23.
     `tol`: where a gradient, relative to the first one, is near enough for the next step, which squares it, to be the
     last. The task offers loss, grad, hessian (up to MAX_DENSE_PARAMETERS) and hessian_product.
     """
@@ -64,6 +64,6 @@ def proximal_newton(
         )
 
     exact = 1e-10 if task.dtype == torch.float64 else 1e-4
-    # The pull of MIN_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
+    # The pull of MIN_RIDGE must show in the gradient, or it decides nothing: such clients iterate down to rounding.
     goal = torch.where(held.all(1), exact if tol is None else tol, exact * MIN_RIDGE).to(task.dtype)
     return damped_newton(value, slope, dense if is_small else iterated, start, tol=goal)

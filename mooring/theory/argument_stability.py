@@ -1,4 +1,4 @@
-"""Uniform argument stability of a regularized minimizer, and what it does to gradients.
+"""Uniform argument stability of a regularized minimizer, and its effect on gradients.
 
 An estimator A has stability gamma if replacing one of its N records moves A(S) by at most gamma.
 

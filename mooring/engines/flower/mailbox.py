@@ -1,9 +1,9 @@
 """Messages between the server's app and embedded nodes, in the SuperLink's memory.
 
 Flower moves a message in some twenty requests, each through its database, and shows it before its parts have arrived.
-Here a node sends its last reply and waits for its next message in one request. A message stays until its reply is
-there: a node that asks again is given it again, and a reply that comes twice counts once. Nothing is stored: after a
-crash the server's app asks again what was not answered.
+Here a node sends its last reply and waits for its next message in one request. A message stays until its reply
+arrives: a node that asks again gets it again, and a repeated reply counts once. Nothing is stored: after a crash the
+server's app sends unanswered requests again.
 
 All methods run in the SuperLink's event loop.
 """
@@ -89,7 +89,7 @@ class Mailbox:
             self.arrived.set()
 
     async def next_message(self, channel: Channel, seconds: float) -> tuple[str, bytes] | None:
-        """The oldest message that the node has not answered; None if there is none for so long."""
+        """The oldest message that the node has not answered; None if none arrives in these seconds."""
         channel.waiting += 1
         try:
             end = time.monotonic() + seconds

@@ -42,7 +42,7 @@ MAX_SENTENCE_CHARACTERS = 500  # characters of a sentence that a client sends
 
 
 class Payload(NamedTuple):
-    """What is sent in either direction."""
+    """The content of a message in either direction."""
 
     fields: JsonObject
     tensors: Mapping[str, Tensor] = {}

@@ -36,12 +36,12 @@ RESEND_SECONDS = 2.0  # seconds before a message that failed is sent again
 UNAWAITED_REQUESTS = ("hello", "dismissed")  # messages whose replies are not awaited
 MIN_CLIENTS = 2  # clients of a federation
 REVOKED_REASON = "its key was revoked"
-REPORT_SECONDS = 10.0  # without a reply, after which a line says which clients are waited for
+REPORT_SECONDS = 10.0  # without a reply, after which a line names the clients that are waited for
 MESSAGE_TTL_SECONDS = 3600.0  # seconds that Flower keeps a message
 
 
 class GridNode(Protocol):
-    """What is used of Flower's description of a node."""
+    """The part of Flower's description of a node that is used."""
 
     @property
     def node_id(self) -> int: ...
@@ -52,7 +52,7 @@ class GridNode(Protocol):
 
 
 class Grid(Protocol):
-    """What is used of Flower's grid."""
+    """The part of Flower's grid that is used."""
 
     def get_nodes(self) -> Iterable[GridNode]: ...
 
@@ -329,7 +329,9 @@ class Messenger:
                 self._sent[number] = sent
 
     def _collect(self, asked: frozenset[str]) -> list[tuple[str, Payload | str]]:
-        """Return what arrived from the asked clients: a payload, or why there is none. Handles replies to hello."""
+        """Return each received reply of the asked clients: a payload, or the reason why there is none.
+
+        Handles replies to hello."""
         out: list[tuple[str, Payload | str]] = []
         for message in self.grid.pull_messages(list(self._sent)) if self._sent else []:
             sent = self._sent.pop(message.metadata.reply_to_message_id, None)

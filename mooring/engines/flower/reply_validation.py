@@ -1,6 +1,6 @@
 """Whether a client's reply has the form that its request asks for.
 
-`find_problem(request, asked, reply, client)` checks a reply before it counts: it returns one clause that describes what
+`find_problem(what, request, reply, client)` checks a reply before it counts: it returns one clause that describes what
 is wrong, or None. Messages of rounds are also compared with the algorithm's own pattern (`engines/reply_checks.py`).
 """
 
@@ -43,11 +43,11 @@ TENSOR_NAME = re.compile(r"^[A-Za-z0-9_ .-]{1,80}(/[A-Za-z_][A-Za-z0-9_]{0,60})*
 
 
 class MalformedReplyError(ValueError):
-    """One clause that says what is wrong with a reply."""
+    """One clause that describes the problem of a reply."""
 
 
 def find_problem(what: str, request: Payload, reply: Payload, client: str) -> str | None:
-    """Why a reply does not count; None if it is as it must be."""
+    """The reason why a reply does not count; None if it is valid."""
     try:
         check_tensors(reply.tensors)
         if (check := CHECKS.get(what)) is not None:

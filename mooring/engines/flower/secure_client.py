@@ -9,7 +9,7 @@ The server is not trusted to follow the protocol. The client refuses
 - more evaluations, rounds and beginnings than its run file plans, and settings that are not its run file's;
 - a schema that turns one of its columns of numbers into a category, which would show its values.
 
-What it must store for this is one file in its folder, written before every reply and removed at the end.
+The state that it stores for this is one file in its folder, written before every reply and removed at the end.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ def shared_seed(node: ClientNode, current: JsonObject, other: str) -> bytes:
 def handle_confirm(node: ClientNode, payload: Payload) -> Payload:
     """Sign the list of clients in the sum, once per attempt: `confirmed` names those of a sum that was opened before.
 
-    An attempt that this client has not opened may be repeated over other clients: its masks stay on for ever."""
+    An attempt that this client has not opened may be repeated over other clients: its masks are never removed."""
     known = load_state(node)
     current = find_session(node, known, payload)
     attempt = find_attempt(node, current, payload)
