@@ -77,8 +77,8 @@ def check_ranges(algorithm: object, **rules: tuple[float | str | None, ...]) -> 
         if isinstance(value, str) and value in allowed:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            also = f" or {' or '.join(map(repr, allowed))}" if allowed else ""
-            raise RequestError(f"{owner}: {field} must be a number{also}, got {value!r}.")
+            alternatives = f" or {' or '.join(map(repr, allowed))}" if allowed else ""
+            raise RequestError(f"{owner}: {field} must be a number{alternatives}, got {value!r}.")
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             bounds = f">= {low}" if high is None else f"between {low} and {high}"
             raise RequestError(f"{owner}: {field} must be {bounds}, got {value}.")
@@ -378,7 +378,9 @@ def finetune_global(
 
     With as many steps as a local update takes, this is what FedAvg's next local update would send back.
     """
-    ahead = round._replace(t=round.t + 1)
-    batch, _, eta = schedule(algorithm, data, ahead, memory)
+    next_round = round._replace(t=round.t + 1)
+    batch, _, eta = schedule(algorithm, data, next_round, memory)
     work = {"epochs": algorithm.tune_epochs} if algorithm.tune_epochs else {"steps": algorithm.tune_steps}
-    return train(task, w, data, ahead, eta, batch=batch, draws=algorithm.draws, rule=algorithm.rule, **work, **terms)[0]
+    return train(
+        task, w, data, next_round, eta, batch=batch, draws=algorithm.draws, rule=algorithm.rule, **work, **terms
+    )[0]

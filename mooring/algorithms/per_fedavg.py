@@ -98,9 +98,9 @@ class PerFedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor])
         return Client(count_round(store_optimizer_state(client.memory, state))), w - server.w
 
     def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
-        ahead = round._replace(t=round.t + 1)
+        next_round = round._replace(t=round.t + 1)
         work: JsonObject = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
-        return Tuned(sgd(task, server.w, data, ahead, as_number(self.inner_eta), **work))
+        return Tuned(sgd(task, server.w, data, next_round, as_number(self.inner_eta), **work))
 
     def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v

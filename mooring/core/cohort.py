@@ -289,7 +289,7 @@ def has_room(used: StateTree, part: StateTree, total: int) -> bool:
 
 
 def write_block(target: StateTree, position: Tensor, part: StateTree) -> None:
-    """Write the rows of `part` to their positions in `whole`; those of neighbours in order at once."""
+    """Write the rows of `part` to their positions in `target`; consecutive positions are written as one slice."""
     if isinstance(target, Tensor):
         first = int(position[0])
         target[slice(first, first + len(position)) if is_ordered(position - first) else position] = part

@@ -27,9 +27,9 @@ MAX_LISTED_NAMES = 12  # known names that an error lists where a command lists t
 def describe_unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
     """Half a sentence on an unknown name: the nearest known ones, and all of them or the command that lists them."""
     known = list(known)
-    near = [f"'{close}'" for close in nearest_names(name, known)]
-    either = f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else "".join(near)
-    hint = f" (did you mean {either}?)" if near else ""
+    quoted = [f"'{close}'" for close in nearest_names(name, known)]
+    either = f"{', '.join(quoted[:-1])} or {quoted[-1]}" if len(quoted) > 1 else "".join(quoted)
+    hint = f" (did you mean {either}?)" if quoted else ""
     if listed_by and len(known) > MAX_LISTED_NAMES:
         return f"unknown {what} '{name}'{hint}; see `{listed_by}`"
     return f"unknown {what} '{name}'{hint}; known: {', '.join(known) or 'none'}"

@@ -51,7 +51,7 @@ class RoundRequest(NamedTuple):
     cohort: Tensor
     round: Round
     deadline: float | None
-    began: float
+    started_at: float
 
     def answer(self) -> Replies:
         """The replies of the run's own clients."""
@@ -148,17 +148,17 @@ def start_training(
 
 def begin_round(training: Training, t: int) -> RoundRequest:
     """Draw the cohort of round t; nothing changes."""
-    began, roster, plan = time.perf_counter(), training.exchange.roster, training.plan
+    started_at, roster, plan = time.perf_counter(), training.exchange.roster, training.plan
     one_shot = training.algorithm.one_shot
     cohort = torch.arange(len(roster)) if one_shot else draw_cohort(plan, training.mixed_keys, t)
     round = Round(t, training.rounds, len(roster), len(cohort), float(roster.p[cohort].sum()), plan.seed)
-    return RoundRequest(training.exchange, training.state.server, cohort, round, plan.deadline, began)
+    return RoundRequest(training.exchange, training.state.server, cohort, round, plan.deadline, started_at)
 
 
 def finish_round(training: Training, request: RoundRequest, replies: Replies) -> None:
     """Update the server from the replies, evaluate if it is time, and record the round."""
     algorithm, exchange, state, round = training.algorithm, training.exchange, training.state, request.round
-    began, num_received = request.began + replies.elsewhere, len(replies.clients)
+    started_at, num_received = request.started_at + replies.elsewhere, len(replies.clients)
     bytes_up = count_bytes(replies.message)
     bytes_down = count_bytes(request.server, algorithm.server_only) * len(request.cohort)
     for callback in training.callbacks:
@@ -186,7 +186,7 @@ def finish_round(training: Training, request: RoundRequest, replies: Replies) ->
         record |= {f"test_{name}": value for name, value in evaluation.measures.items()}
         for callback in training.callbacks:
             callback.on_evaluation(training, evaluation, round)
-    record["seconds"] = time.perf_counter() - began
+    record["seconds"] = time.perf_counter() - started_at
     state.records.append(record)
     for callback in training.callbacks:
         callback.on_round_end(training, record)

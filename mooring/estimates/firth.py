@@ -73,8 +73,8 @@ def fit_firth(x: Tensor, success: Tensor, valid: Tensor) -> FirthFit:
     w = damped_newton(value, slope, direction, torch.zeros(len(x), d, dtype=x.dtype), tol=1e-9)
     _, prob, curve, factor = parts(w)
     h, tilt = _leverage(x, curve, factor), 1 - 2 * prob
-    bent = curve * (1 + h) - h * tilt**2 / 2
-    curvature = (bent[..., None] * x).mT @ x
+    score_curvature = curve * (1 + h) - h * tilt**2 / 2
+    curvature = (score_curvature[..., None] * x).mT @ x
     if x.shape[1] <= min(MAX_PAIR_ROWS, MAX_ROWS_PER_COEFFICIENT * d):
         half = torch.linalg.solve_triangular(factor, x.mT, upper=False)
         slant = tilt * curve
@@ -85,9 +85,9 @@ def fit_firth(x: Tensor, success: Tensor, valid: Tensor) -> FirthFit:
     relative = torch.linalg.solve_triangular(factor, half.mT, upper=False)
     usable = torch.linalg.eigvalsh((relative + relative.mT) / 2)[:, 0] > MIN_CURVATURE_SHARE
     curvature = torch.where(usable[:, None, None], curvature, fisher)
-    bent = torch.where(usable[:, None], bent, curve)
-    bent_leverage = bent * ((x @ torch.linalg.inv(curvature + floor)) * x).sum(-1)
-    expected = (bent * (1 - bent_leverage)).sum(1)
+    score_curvature = torch.where(usable[:, None], score_curvature, curve)
+    score_leverage = score_curvature * ((x @ torch.linalg.inv(curvature + floor)) * x).sum(-1)
+    expected = (score_curvature * (1 - score_leverage)).sum(1)
     score = _score(y, valid, prob, h)
     phi = (score.square().sum(1) / expected.clamp(min=RELATIVE_RIDGE)).clamp(1 / MAX_PHI, MAX_PHI)
     return FirthFit(w, curvature, fisher, phi)

@@ -113,8 +113,8 @@ def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor)
     third = trace(three).sum() - 3 * trace(u3) + 3 * trace(u2 @ u1) - trace(u1 @ u1 @ u1)
     weight = p * (1 - p)
     bias = (weight * v).sum()
-    along = p[:, None] * deviation
-    directed = torch.einsum("mi,mij,mj->", along, cov, along)
+    weighted_deviation = p[:, None] * deviation
+    directed = torch.einsum("mi,mij,mj->", weighted_deviation, cov, weighted_deviation)
     even = (p**2 * (1 - 2 * p + p.square().sum()) * v).sum() / (points.shape[1] * weight.sum())
     parts = (weight**2 * 2 * v**2 / freedom).sum(), (weight**3 * 8 * v**3 / freedom**2).sum()
     return _form(square, bias, second, third, directed, even, *parts)
@@ -153,8 +153,8 @@ def _form(
     """eta is the noise along the true differences. It is estimated along the observed ones (`directed`), less their own
     noise, and drawn towards the noise along a random direction (`even`) while the square is not far above its noise.
     That is also its least value: chance pulls square and eta down together, and an interval must not shrink then."""
-    signal, along = (square - bias).clamp(min=0), (directed - second).clamp(min=0)
-    eta = torch.maximum((along + bias * even) / (signal + bias), even).nan_to_num()
+    signal, signal_noise = (square - bias).clamp(min=0), (directed - second).clamp(min=0)
+    eta = torch.maximum((signal_noise + bias * even) / (signal + bias), even).nan_to_num()
     eta2 = (eta * third / second).nan_to_num()
     return QuadraticForm(*(part.numpy() for part in (square, bias, second, third, eta, eta2, bias2, bias3)))
 

@@ -109,8 +109,11 @@ def _posterior(data: GaussianLikelihoods, t: Tensor, p: Tensor) -> tuple[float, 
     common = at.noise * float(p @ ((follow @ at.w_cov) * follow).sum((1, 2)))
     observed, hidden = (p * deviation.square().sum(1)).sum(), (p * (1 - p) * trace(cov)).sum() + common
     mean = observed + hidden
-    along = p[:, None] * deviation
-    variance = 2 * p**2 @ cov.square().sum((1, 2)) + 4 * ((cov @ along[..., None])[..., 0] * along).sum()
+    weighted_deviation = p[:, None] * deviation
+    variance = (
+        2 * p**2 @ cov.square().sum((1, 2))
+        + 4 * ((cov @ weighted_deviation[..., None])[..., 0] * weighted_deviation).sum()
+    )
     if data.rows is not None:  # the posterior covariances scale with a noise that is known to so many rows only
         variance = variance + 2 * hidden**2 / (data.rows - len(t))
     return at.deviance, at.noise, float(mean), float(variance)

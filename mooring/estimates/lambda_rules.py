@@ -136,14 +136,14 @@ def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p:
         return inf
     h, vectors = torch.linalg.eigh(hessian)
     h = h.clamp(min=0)
-    along = torch.einsum("mjk,j->mk", vectors**2, spread.variance)
+    projected_variance = torch.einsum("mjk,j->mk", vectors**2, spread.variance)
     sampling_variance = (spread.noise / n)[:, None]
-    log_lams = (sampling_variance / along).log().clamp(max=MAX_LOG_LAM)
+    log_lams = (sampling_variance / projected_variance).log().clamp(max=MAX_LOG_LAM)
 
     def slope(log_lam: float) -> float:
         """The derivative with respect to log lam."""
         lam = exp(log_lam)
-        part = (h / (h + lam)) ** 2 * (lam * along - sampling_variance) * (lam / (h + lam))
+        part = (h / (h + lam)) ** 2 * (lam * projected_variance - sampling_variance) * (lam / (h + lam))
         return float((p[:, None] * part).sum())
 
     low, high = float(log_lams.min()), float(log_lams.max())

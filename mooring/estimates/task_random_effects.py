@@ -185,9 +185,9 @@ def fit_global_model(task: Task, rows: ClientRows) -> Tensor:
             break
         step = torch.linalg.solve(hessian, slope)
         for _ in range(MAX_NEWTON_STEPS):
-            ahead = at(w - step)
-            if float(ahead[0].norm()) < float(slope.norm()):
+            trial = at(w - step)
+            if float(trial[0].norm()) < float(slope.norm()):
                 break
             step = step / 2
-        w, (slope, hessian) = w - step, ahead
+        w, (slope, hessian) = w - step, trial
     return w

@@ -142,11 +142,11 @@ class Display:
             yield update_bar
 
     def _step_by_step(self) -> OnProgress:
-        began = time.monotonic()
+        started_at = time.monotonic()
 
         def print_step(label: str, done: int, rounds: int) -> None:
             self.err.print(
-                replace_control_characters(f"{time.monotonic() - began:.1f} s: {label}, {done} of {rounds}"),
+                replace_control_characters(f"{time.monotonic() - started_at:.1f} s: {label}, {done} of {rounds}"),
                 soft_wrap=True,
             )
 

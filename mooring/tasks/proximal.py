@@ -27,7 +27,7 @@ def proximal_newton(
 
     Where neither the task's ridge nor the pull holds a coefficient, MIN_RIDGE holds it to 0. Rows that determine a
     minimizer do not depend on it; of many minimizers it takes the one of least norm, and where there is none (two
-    classes that a plane separates, counts that are all 0) it stops the divergence at scores of about -log MIN_RIDGE, 23.
+    classes that a plane separates, counts that are all 0) it stops at scores of about -log MIN_RIDGE, 23.
     `tol`: where a gradient, relative to the first one, is near enough for the next step, which squares it, to be the
     last. The task offers loss, grad, hessian (up to MAX_DENSE_PARAMETERS) and hessian_product.
     """
