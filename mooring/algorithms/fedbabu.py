@@ -29,14 +29,15 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.parts import PersonalPart, find_ranges, join_model, parse_personal, range_mask, split_model
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
+from mooring.algorithms.parts import (
+    PersonalPart,
+    find_ranges,
+    parse_personal,
+    range_mask,
+    split_model,
+    update_shared,
 )
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer, init_moments
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.solvers import Fixed
@@ -50,7 +51,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class FedBABU(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     personal: PersonalPart = "head"  # a name (`parts.py`), resolved to ranges of coefficients
     tune: str = "all"  # or "head", "body"
     tune_steps: int = 10
@@ -59,7 +60,6 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
     paper: ClassVar[str] = "fedbabu, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the body"
     finetunes: ClassVar[bool] = True
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
@@ -84,9 +84,7 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
         return Client(client.v, count_round(memory)), (w - server.w)[:, ~head]
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        shared, head = split_model(server.w, self.personal)
-        shared, moments = apply_change(self, shared, server.moments, mean)
-        return GlobalState(join_model(shared, head, self.personal), moments)
+        return update_shared(self, server, mean, self.personal)
 
     def finetune(self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round) -> Client:
         head = range_mask(self.personal, server.w.shape[-1])

@@ -26,14 +26,9 @@ from mooring.algorithms.parts import (
     join_model,
     parse_personal,
     split_model,
+    update_shared,
 )
-from mooring.algorithms.server_optimizers import (
-    GlobalState,
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer, init_moments
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task
@@ -46,12 +41,11 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+class FedPer(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     personal: PersonalPart = "head"  # a name (`parts.py`), resolved to ranges of coefficients
 
     paper: ClassVar[str] = "fedper, Algorithms 1 and 2"
     reveals: ClassVar[str] = "each client's change of the shared part; its personal part stays with it"
-    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
@@ -77,9 +71,7 @@ class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         return Client(own, count_round(memory)), trained - shared
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
-        shared, own = split_model(server.w, self.personal)
-        shared, moments = apply_change(self, shared, server.moments, mean)
-        return GlobalState(join_model(shared, own, self.personal), moments)
+        return update_shared(self, server, mean, self.personal)
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return join_model(split_model(server.w, self.personal)[0], client.v, self.personal)

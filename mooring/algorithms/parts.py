@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, apply_change
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, part_mask
@@ -69,3 +70,10 @@ def join_model(shared: Tensor, personal: Tensor, ranges: Ranges) -> Tensor:
     w = personal.new_empty(*leading, len(mask))
     w[..., mask], w[..., ~mask] = personal, shared
     return w
+
+
+def update_shared(algorithm: GlobalServer, server: GlobalState, mean: Tensor, personal: PersonalPart) -> GlobalState:
+    """The server's state after the mean change of the coefficients that are not personal."""
+    shared, own = split_model(server.w, personal)
+    shared, moments = apply_change(algorithm, shared, server.moments, mean)
+    return GlobalState(join_model(shared, own, personal), moments)
