@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import MethodChoice, RunArgument, app, print_json
+from mooring.commands.common import MethodChoice, RunArgument, app, lasting_imports, print_json
 from mooring.core.errors import RequestError
 from mooring.options import Json, Source, TrustCode, add_options
 
@@ -37,7 +37,8 @@ def predict(
     client's rows are predicted with its recommended model. Each row keeps its own columns; `model` names the model that
     predicted it.
     """
-    from mooring.engines.predict import predict as answer
+    with lasting_imports():
+        from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
     from mooring.runs.atomic_files import csv_bytes, excel_bytes, write_atomically
     from mooring.runs.directory import check_writable

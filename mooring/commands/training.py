@@ -15,6 +15,7 @@ from mooring.commands.common import (
     app,
     csv_text,
     free_directory,
+    lasting_imports,
     log_to_tracker,
     mark_resumable,
     open_display,
@@ -78,8 +79,9 @@ def advise(
     Each client is recommended its local model, the global model or a personal one, with its improvement over the others
     and the confidence in it.
     """
-    from mooring.advice.advise import advise as run
-    from mooring.advice.advise import as_json
+    with lasting_imports():
+        from mooring.advice.advise import advise as run
+        from mooring.advice.advise import as_json
 
     display = open_display(json_ or csv_, track)
     settings, given = split_assignments(set_, given)
@@ -128,8 +130,9 @@ def fit(
 
     Beside it, local models and the pooled model are trained as baselines.
     """
-    from mooring.engines.fit import fit as train
-    from mooring.engines.fit_result import as_json
+    with lasting_imports():
+        from mooring.engines.fit import fit as train
+        from mooring.engines.fit_result import as_json
 
     display = open_display(json_ or csv_, track)
     settings, given = split_assignments(set_, given)
@@ -167,9 +170,10 @@ def compare(
     **given: Any,
 ) -> None:
     """Compare the test scores of several algorithms."""
-    from mooring.engines.compare import as_json
-    from mooring.engines.compare import compare as run
-    from mooring.report.figures import draw_images
+    with lasting_imports():
+        from mooring.engines.compare import as_json
+        from mooring.engines.compare import compare as run
+        from mooring.report.figures import draw_images
 
     display = open_display(json_ or csv_, track)
     fields, given = split_assignments(set_, given)
