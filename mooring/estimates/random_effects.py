@@ -169,10 +169,10 @@ def _laplace(
 
 def deviance_gain(spread: RandomEffects) -> float:
     """Return the decrease of the deviance from spread 0 to this spread, by the clients' log-likelihoods."""
-    data = spread.data._replace(tilt=None)
-    scale = 1.0 if data.rows is None else spread.noise.mean()  # None: the rows were divided by the noise
-    at = evaluate_deviance(data, spread.variance / scale)
-    return evaluate_deviance(data, torch.zeros_like(spread.variance)).deviance - at.deviance
+    data, deviance = spread.data._replace(tilt=None), spread.deviance
+    if data.rows is None:  # Laplace's is not that of the likelihoods; the rows were divided by the noise
+        deviance = evaluate_deviance(data, spread.variance).deviance
+    return evaluate_deviance(data, torch.zeros_like(spread.variance)).deviance - deviance
 
 
 def choose_by_aic(scalar: RandomEffects, diagonal: RandomEffects) -> RandomEffects:

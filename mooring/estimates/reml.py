@@ -90,13 +90,16 @@ def typical_variance_ratio(data: GaussianLikelihoods) -> float:
 
 def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
     """Return the state at t."""
-    matrix = torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if bool(failed.any()):  # rounding errors of entries of very different sizes
-        rounding = torch.finfo(t.dtype).eps * matrix.diagonal(dim1=1, dim2=2).sum(1)
-        factor = torch.linalg.cholesky(matrix + rounding[:, None, None] * torch.eye(len(matrix[0]), dtype=t.dtype))
-    half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
-    half, hz = half[..., :-1], half[..., -1]
+    half, hz, logs = data.c, data.z, 0.0  # G_i = 1 at t = 0
+    if bool(t.any()):
+        matrix = torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if bool(failed.any()):  # rounding errors of entries of very different sizes
+            rounding = torch.finfo(t.dtype).eps * matrix.diagonal(dim1=1, dim2=2).sum(1)
+            factor = torch.linalg.cholesky(matrix + rounding[:, None, None] * torch.eye(len(matrix[0]), dtype=t.dtype))
+        half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
+        half, hz = half[..., :-1], half[..., -1]
+        logs = 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum())
     p = half.mT @ half
     r = (half.mT @ hz[..., None])[..., 0]
     values, vectors = torch.linalg.eigh(p.sum(0))
@@ -104,7 +107,7 @@ def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
     w_cov = vectors[:, is_observed] / values[is_observed] @ vectors[:, is_observed].T
     w = w_cov @ r.sum(0)
     rss = data.rss + float((hz - (half @ w)).square().sum())
-    logs = 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum()) + float(values[is_observed].log().sum())
+    logs += float(values[is_observed].log().sum())
     if data.rows is None:
         noise, deviance = 1.0, rss + logs
     else:
