@@ -93,10 +93,12 @@ def fit_booster(
     trees: int,
     weight: np.ndarray | None = None,
     offset: np.ndarray | None = None,
+    binned: Any = None,
 ) -> Trees:
     """A booster with this many trees (per class), fitted on all rows x [N, f], y [N], with an offset [N, K] if given.
 
-    The score leaves the offset out: it is what the trees add to it.
+    The score leaves the offset out: it is what the trees add to it. `binned` are the rows in XGBoost's form, if they
+    are known.
     """
     xgboost = _import_xgboost()
     target, scale = _prepare_target(y, settings)
@@ -105,7 +107,8 @@ def fit_booster(
     features = np.asarray(x).shape[1]
     if not trees or features == 0:
         return _describe({}, settings, base, features, scale)
-    matrix = _make_matrix(xgboost, x, target, margin, settings, weight)
+    matrix = binned or _make_matrix(xgboost, x, target, settings, weight)
+    matrix.set_base_margin(_as_margin(margin, settings))
     booster = xgboost.Booster(_parameters(settings), [matrix])
     for step in range(trees):
         booster.update(matrix, step)
@@ -131,7 +134,7 @@ def out_of_fold_scores(
     labels = np.unique(fold)
     if len(labels) < 2:
         raise RequestError(f"boosting: rows must be in at least 2 folds, got {len(labels)}.")
-    full = _make_matrix(xgboost, x, target, np.zeros((len(target), settings.classes)), settings, weight)
+    full = _make_matrix(xgboost, x, target, settings, weight)
     parts = []
     start = np.empty((len(target), settings.classes))
     for label in labels:
@@ -140,8 +143,10 @@ def out_of_fold_scores(
         inner, other = (None if part is None else part[train] for part in (weight, offset))
         margin = _start_scores(target[train], settings, inner, other, scale)
         start[held] = margin[0] if offset is None else _start_scores(target[held], settings, None, offset[held], scale)
-        matrix = _make_matrix(xgboost, x[train], target[train], margin, settings, inner, full)
-        held_rows = _make_matrix(xgboost, x[held], target[held], start[held], settings, None, full)
+        matrix = _make_matrix(xgboost, x[train], target[train], settings, inner, full)
+        matrix.set_base_margin(_as_margin(margin, settings))
+        held_rows = _make_matrix(xgboost, x[held], target[held], settings, None, full)
+        held_rows.set_base_margin(_as_margin(start[held], settings))
         parts.append((held, xgboost.Booster(_parameters(settings), [matrix, held_rows]), matrix, held_rows))
     scores = start.copy()
     curve = [average_loss(target, scores, settings, weight)]
@@ -159,7 +164,7 @@ def out_of_fold_scores(
         elif step + 1 - best_trees >= settings.patience:
             break
     best = _restore_scale(best, scale) if offset is None else (best - start) * scale[1]
-    booster = fit_booster(x, y, settings, best_trees, weight, offset)
+    booster = fit_booster(x, y, settings, best_trees, weight, offset, full)
     return OutOfFold(best, booster, np.array(curve) * scale[2])
 
 
@@ -294,22 +299,24 @@ def _make_matrix(
     xgboost: Any,
     x: np.ndarray,
     y: np.ndarray,
-    margin: np.ndarray,
     settings: Boosting,
     weight: np.ndarray | None,
     reference: Any = None,
 ) -> Any:
-    """Binned rows whose boosting starts from the margin [N, K]."""
-    margin = margin.astype(np.float32)
+    """Binned rows."""
     return xgboost.QuantileDMatrix(
         np.asarray(x, dtype=np.float32),
         y,
         weight=weight,
-        base_margin=margin if settings.classes > 1 else margin[:, 0],
         max_bin=settings.bins,
         ref=reference,
         nthread=1,
     )
+
+
+def _as_margin(scores: np.ndarray, settings: Boosting) -> np.ndarray:
+    """Scores [N, K], which boosting starts from, as XGBoost takes them."""
+    return scores.astype(np.float32) if settings.classes > 1 else scores[:, 0].astype(np.float32)
 
 
 def _describe(
