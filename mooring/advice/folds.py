@@ -82,7 +82,7 @@ def number_distinct_rows(rows: Rows) -> Tensor | None:
     None where no row is repeated. Where a client's rows repeat by nature, without a column that takes many values,
     equal rows are different observations: each has a number of its own.
     """
-    if rows.x.ndim != 2 or not len(rows.y):
+    if rows.x.ndim != 2 or len(rows.y.unique()) == len(rows.y):
         return None
     table = torch.cat(
         [row_clients(rows)[:, None].double(), rows.x.double(), rows.y.double().reshape(len(rows.y), -1)], 1
@@ -217,7 +217,7 @@ def map_rows(function: Callable[[Tensor, Batch], Tensor], models: Tensor, rows: 
     out = torch.empty(int(rows.size.sum()), dtype=torch.float64)
     first = torch.cumsum(rows.size, 0) - rows.size
     models = models.expand(len(rows), -1) if models.ndim == 1 else models
-    for block, batch in padded_batches(rows) if len(out) else ():
+    for block, batch in (rows.kept_batches or padded_batches(rows)) if len(out) else ():
         column = torch.arange(batch.y.shape[1])
         real = column < rows.size[block][:, None]
         out[(first[block][:, None] + column)[real]] = function(models[block], batch)[real].double()

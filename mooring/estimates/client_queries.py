@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.client_functions import client_function, rows_function
-from mooring.core.cohort import Batch, Rows
+from mooring.core.client_functions import ClientRows, client_function, rows_function
+from mooring.core.cohort import Batch, Rows, select
 from mooring.core.task import HasDispersion, HasHessian, HasProx, Task, require
-from mooring.estimates.client_summaries import ClientSummary, summarize_clients
+from mooring.estimates.client_summaries import ClientSummary, LinearStats, summarize_clients
 
 
 class PointAndHessian(NamedTuple):
@@ -38,6 +38,22 @@ class DispersionSums(NamedTuple):
 def summarize_rows(task: Task, rows: Rows) -> ClientSummary:
     """Sums of a linear task, or a fit with its covariance."""
     return summarize_clients(task, rows)
+
+
+def cached_summary(task: Task, rows: ClientRows) -> ClientSummary:
+    """The summary of every client, computed once; for some clients of others it is looked up there."""
+    name, parent = ("summary", task), getattr(rows, "parent", None)
+    if name not in rows.cache:
+        known = None if parent is None else parent.cache.get(name)
+        rows.cache[name] = summarize_rows(task, rows) if known is None else select(known, rows.position)  # type: ignore[attr-defined]
+    return rows.cache[name]
+
+
+def linear_sums(task: Task, rows: ClientRows) -> LinearStats:
+    """The sums of a linear task's clients, computed once."""
+    sums = cached_summary(task, rows)
+    assert isinstance(sums, LinearStats)
+    return sums
 
 
 @client_function

@@ -79,14 +79,14 @@ def compute_linear_stats(
 ) -> LinearStats:
     """The sufficient statistics of every client's linear regression on x, or on lift(x).
 
-    An intercept becomes the last coefficient.
+    An intercept becomes the last coefficient. The sums of a client without rows are 0.
     """
 
     def block(batch: Batch) -> LinearStats:
         lifted = batch if lift is None else batch._replace(x=lift(batch.x))
         return _stats(_design(lifted, intercept), batch)
 
-    return _by_blocks(rows, block)
+    return map_blocks(rows.blocks(times=CACHED_BLOCK_SHARE), lambda some: block(rows.select(some).padded()))
 
 
 def fit_from_stats(stats: LinearStats) -> LocalFits:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
-from mooring.estimates.client_queries import summarize_rows
+from mooring.estimates.client_queries import cached_summary
 from mooring.estimates.client_summaries import ClientSummary, omitted_ridge
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.lambda_rules import LambdaRule, lambda_rules, resolve_auto_lam
@@ -68,7 +68,7 @@ def estimate_federation(task: Task, rows: ClientRows, p: Tensor, everything: boo
     (scalar,), (diagonal,) = next(estimates), next(estimates, [None])
     if scalar is None:
         return None
-    summary = summarize_rows(task, sampled) if everything else None
+    summary = cached_summary(task, sampled) if everything else None
     weight = p[with_rows].double()
     ridge = omitted_ridge(task)
     return FederationEstimates(

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task, has_known_dispersion, layer_mask
-from mooring.estimates.client_queries import differentiate_at, fit_penalized, sum_for_dispersion, summarize_rows
-from mooring.estimates.client_summaries import LinearStats
+from mooring.estimates.client_queries import differentiate_at, fit_penalized, linear_sums, sum_for_dispersion
 from mooring.estimates.random_effects import LAPLACE_TOLERANCE, RandomEffects, factor_stats, fit_laplace, fit_reml
 from mooring.estimates.reml import MAX_VARIANCE_RATIO, typical_variance_ratio
 from mooring.tasks.linear import Linear
@@ -103,8 +102,7 @@ def count_intercepts(task: Task) -> int:
 def _linear(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects | None:
     name = ("random effects", task)
     if name not in rows.cache:  # the same for all forms
-        stats = summarize_rows(task, rows)
-        assert isinstance(stats, LinearStats)
+        stats = linear_sums(task, rows)
         rows.cache[name] = stats, factor_stats(stats)
     stats, data = rows.cache[name]
     effects = fit_reml(stats, form, near, data)

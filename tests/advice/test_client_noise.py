@@ -11,7 +11,7 @@ from mooring.advice.candidates.client_noise import (
     estimate_noise_distribution,
     residual_kurtosis,
     shrink_to_pooled,
-    sum_squares,
+    sum_residuals,
 )
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -84,12 +84,11 @@ def test_noises_that_differ_are_found_and_those_that_do_not_are_the_same():
     assert float(found.std() / found.mean()) < 0.15 and law.typical == pytest.approx(1.0, rel=0.2)
 
 
-def test_square_sums_are_those_of_the_design():
-    rows = clients_with_noise(np.ones(3), 5)
-    found = sum_squares(Linear(2), rows)
+def test_residual_sums_are_those_of_the_rows():
+    rows, models = clients_with_noise(np.ones(3), 5), torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    found = sum_residuals(Linear(2), rows, models)
     for i in range(3):
         x, y = rows.of(i)
-        x = np.column_stack([x, np.ones(5)])
-        np.testing.assert_allclose(found.gram[i], x.T @ x)
-        np.testing.assert_allclose(found.moment[i], x.T @ y.numpy())
-        assert float(found.square[i]) == pytest.approx(float(y @ y))
+        residual = y.numpy() - np.column_stack([x, np.ones(5)]) @ models[i].double().numpy()
+        assert float(found.square[i]) == pytest.approx((residual**2).sum())
+        assert float(found.fourth[i]) == pytest.approx((residual**4).sum())

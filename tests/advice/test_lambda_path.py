@@ -238,17 +238,28 @@ def test_weighted_squares_are_sums_of_outer_products(monkeypatch):
     torch.testing.assert_close(found, torch.from_numpy(wanted))
 
 
+def test_equal_slack_of_all_coefficients_divides_the_pull():
+    task, rows = Linear(3), linear_clients(seed=4).train
+    p, scales = torch.ones(len(rows)), [2.0, 0.1]
+    shape = PullShape(slack=torch.full((task.dim,), 0.5, dtype=torch.float64))
+    for point, scale in zip(solve_path(task, rows, p, scales, shape), scales, strict=True):
+        other = next(solve_path(task, rows, p, [scale / 0.5]))
+        torch.testing.assert_close(point.v, other.v, rtol=1e-12, atol=1e-12)
+        general = PullShape(slack=torch.tensor([0.5] * (task.dim - 1) + [0.5 * (1 + 1e-9)], dtype=torch.float64))
+        torch.testing.assert_close(point.v, next(solve_path(task, rows, p, [scale], general)).v, rtol=1e-6, atol=1e-6)
+
+
 def test_threads_that_share_rows_do_not_see_each_others_decompositions():
     """Folds of a federation are fitted side by side: another thread may overwrite the cache at any moment."""
     task, rows = Linear(3), linear_clients(seed=3).train
     p = torch.ones(len(rows))
-    slacks = [torch.full((task.dim,), value, dtype=torch.float64) for value in (0.1, 3.0)]
+    slacks = [torch.linspace(value, 2 * value, task.dim, dtype=torch.float64) for value in (0.1, 3.0)]
 
     class Overwritten(dict):
         def __setitem__(self, key, value):
             super().__setitem__(key, other if key[0] == "eigen" else value)
 
     expected = [next(solve_path(task, rows, p, [1.0], PullShape(slack=slack))).v for slack in slacks]
-    other = rows.cache[("eigen", task)]  # the second slack's
+    other = rows.cache["eigen", task, False]  # the second slack's
     shared = replace(rows, cache=Overwritten())
     torch.testing.assert_close(next(solve_path(task, shared, p, [1.0], PullShape(slack=slacks[0]))).v, expected[0])

@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
 from mooring.advice.advise import advise
-from mooring.advice.candidates.client_noise import sum_squares
 from mooring.advice.folds import assign_folds, number_distinct_rows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.advice.remote import access
@@ -31,6 +30,7 @@ from mooring.engines.flower.messenger import Messenger
 from mooring.engines.flower.remote_rows import SHAPED, CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
 from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
+from mooring.estimates.client_queries import summarize_rows
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from mooring.shapes.columns import ShapedColumns
@@ -169,7 +169,7 @@ def test_no_value_of_a_row_is_in_any_reply(federation):
         varies = (rows.x != rows.x[:1]).any(0)
         assert varies.any() and found(rows.x[:, varies].numpy()) == []
         if home.task.name == "linear":
-            total = sum_squares(home.task, rows).moment[0].numpy()
+            total = summarize_rows(home.task, rows).moment[0].numpy()
         else:  # the gradient at 0, from which the first global model is looked for
             total = home.task.grad(torch.zeros(1, home.task.dim, dtype=torch.float64), rows.padded())[0].numpy()
         assert found(total) == sorted(total)

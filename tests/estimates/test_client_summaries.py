@@ -7,6 +7,7 @@ import torch
 from scipy.optimize import minimize
 
 from mooring.core.errors import RequestError
+from mooring.estimates.client_queries import cached_summary
 from mooring.estimates.client_summaries import (
     compute_hessian,
     compute_linear_stats,
@@ -66,9 +67,20 @@ def test_clients_with_too_few_rows_or_a_constant_column_are_undetermined():
     assert fit_covariance(fits).isnan().any((1, 2)).tolist() == [True, True, False]
 
 
-def test_client_without_rows_is_refused():
+def test_client_without_rows_has_sums_of_0_and_no_fit():
+    rows = rows_of([np.ones((2, 1)), np.ones((0, 1))], [np.ones(2), np.ones(0)])
+    assert [part[1].tolist() for part in compute_linear_stats(rows)] == [0, [[0]], [0], 0]
     with pytest.raises(RequestError, match="client 1 has no rows"):
-        compute_linear_stats(rows_of([np.ones((2, 1)), np.ones((0, 1))], [np.ones(2), np.ones(0)]))
+        fit_logistic(rows)
+
+
+def test_summaries_of_some_clients_are_looked_up_among_all(clients):
+    rows, some = clients[0], torch.tensor([3, 1])
+    everyone = cached_summary(Linear(3, intercept=False), rows)
+    few = cached_summary(Linear(3, intercept=False), rows.select(some))
+    for found, whole, again in zip(few, everyone, compute_linear_stats(rows.select(some)), strict=True):
+        assert torch.equal(found, whole[some])
+        torch.testing.assert_close(found, again)
 
 
 def penalised(w, x, y):

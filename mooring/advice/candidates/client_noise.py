@@ -16,6 +16,7 @@ from torch import Tensor
 from mooring.advice.candidates.lambda_path import MAX_CLIENTS_PER_BLOCK, PullShape, solve_path
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
+from mooring.estimates.client_queries import linear_sums
 from mooring.tasks.linear import Linear
 
 LOOSE_VARIANCE_FACTOR = 5.0  # a tighter pull would count a client's distance as noise
@@ -30,12 +31,6 @@ class NoiseDistribution(NamedTuple):
     kurtosis: float = 3.0  # of residuals
 
 
-class SquareSums(NamedTuple):
-    gram: Tensor  # [C, d, d], X'X
-    moment: Tensor  # [C, d], X'y
-    square: Tensor  # [C], y'y
-
-
 class ResidualSums(NamedTuple):
     """[C] each: sums of squares and of fourth powers of residuals."""
 
@@ -44,23 +39,10 @@ class ResidualSums(NamedTuple):
 
 
 @client_function
-def sum_squares(task: Linear, batch: Batch) -> SquareSums:
-    """All that squared losses see of the rows."""
-    x, y = _design(task, batch)
-    return SquareSums(x.mT @ x, (x.mT @ y[..., None])[..., 0], y.square().sum(1))
-
-
-@client_function
 def sum_residuals(task: Linear, batch: Batch, models: Tensor) -> ResidualSums:
-    x, y = _design(task, batch)
-    square = (y - (x @ models.double()[..., None])[..., 0]).square()
+    x, y = task.design(batch.x).double(), batch.y.double()
+    square = ((batch.weight > 0) * (y - (x @ models.double()[..., None])[..., 0])).square()
     return ResidualSums(square.sum(1), square.square().sum(1))
-
-
-def _design(task: Linear, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Design rows [C, B, d] and targets in float64, zero on padding."""
-    real = (batch.weight > 0).double()
-    return task.design(batch.x).double() * real[..., None], batch.y.double() * real
 
 
 def estimate_noise(task: Linear, rows: ClientRows, variance: Tensor, noise: Tensor) -> tuple[Tensor, NoiseDistribution]:
@@ -71,14 +53,13 @@ def estimate_noise(task: Linear, rows: ClientRows, variance: Tensor, noise: Tens
     loose, parts, least = LOOSE_VARIANCE_FACTOR * variance.double().clamp(min=0), [], 0.0
     for block in torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK):
         some = rows if len(block) == len(rows) else rows.select(block)
-        with some.keep_batches():
-            sums, n = sum_squares(task, some), some.size.double()
-            least = max(least, MIN_NOISE_SHARE * float((sums.square.sum() / n.sum()).clamp(min=1e-100)))
-            first = noise[block].double().clamp(min=least)
-            shape = PullShape(first / n.clamp(min=1), loose)
-            models = next(solve_path(task, some, n / first, [1.0], shape)).v
-            residuals = sum_residuals(task, some, models)
-        used = degrees_of_freedom(sums.gram / first[:, None, None], loose)
+        sums, n = linear_sums(task, some), some.size.double()
+        least = max(least, MIN_NOISE_SHARE * float((n @ sums.yy / n.sum()).clamp(min=1e-100)))
+        first = noise[block].double().clamp(min=least)
+        shape = PullShape(first / n.clamp(min=1), loose)
+        models = next(solve_path(task, some, n / first, [1.0], shape)).v
+        residuals = sum_residuals(task, some, models)
+        used = degrees_of_freedom((n / first)[:, None, None] * sums.gram, loose)
         parts.append((residuals.square, residuals.fourth, (n - used).clamp(min=0)))
     rss, fourth, freedom = (torch.cat(column) for column in zip(*parts))
     law = estimate_noise_distribution(rss, freedom, residual_kurtosis(fourth, rss, rows.size.double()))

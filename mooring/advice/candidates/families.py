@@ -31,7 +31,6 @@ from mooring.advice.candidates.lambda_path import (
     PathPoint,
     cached_moments,
     eigen_moments,
-    is_wide,
     minimize_global_loss,
     ridge_mask,
     solve_path,
@@ -194,11 +193,11 @@ def fit_local_models(
             fit = torch.linalg.solve(h + ridge * torch.eye(h.shape[-1], dtype=h.dtype), moment)
             out[block] = (append_intercept(fit, *means) if free else fit).to(task.dtype)
         return out
-    if is_wide(task, rows) and ridge > 0:
-        e, u, _, moment = eigen_moments(task, rows, None)
-        return (u @ (moment / (e + ridge))[..., None])[..., 0].to(task.dtype)
     if isinstance(task, Linear) and free:
         return fit_centered_models(task, rows, ridge)
+    if isinstance(task, Linear) and ridge > 0:
+        e, u, _, moment = eigen_moments(task, rows, None)
+        return (u @ (moment / (e + ridge))[..., None])[..., 0].to(task.dtype)
     if isinstance(task, HasSummary):
         return (
             require(task, HasProx)

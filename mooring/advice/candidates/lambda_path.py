@@ -27,6 +27,7 @@ from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.task import HasHessian, Task, layer_mask, require
+from mooring.estimates.client_queries import linear_sums
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
@@ -115,6 +116,8 @@ def _linear(
     if len(rows) > MAX_CLIENTS_PER_BLOCK:
         yield from _linear_in_blocks(task, rows, p, scales, tight, slack, ridge)
         return
+    if slack is not None and bool((slack == slack[0]).all()) and slack[0] > 0:
+        tight, slack = tight / float(slack[0]), None
     wide = is_wide(task, rows)
     h, moment = cached_roots(task, rows) if wide else cached_moments(task, rows)
     weighted = (p.sqrt()[:, None, None] * h).flatten(0, 1) if wide else None
@@ -182,11 +185,10 @@ def _linear_in_blocks(
 
 
 def cached_moments(task: Task, rows: ClientRows) -> tuple[Tensor, Tensor]:
-    """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d], computed once."""
-    name = ("moments", task)
-    if name not in rows.cache:
-        rows.cache[name] = tuple(second_moments(task, rows))
-    return rows.cache[name]
+    """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d]."""
+    sums = linear_sums(task, rows)
+    gram = sums.gram + task.ridge * torch.eye(task.dim, dtype=sums.gram.dtype) if task.ridge else sums.gram
+    return gram, sums.moment
 
 
 def is_wide(task: Task, rows: ClientRows) -> bool:
@@ -209,7 +211,7 @@ class MomentRoots(NamedTuple):
 
 @client_function
 def factor_moments(task: Any, batch: Batch, *, rank: Tensor) -> MomentRoots:
-    """The same as `second_moments` for fewer rows than columns: R = E^1/2 V' of X'X/n = V E V', not the rows."""
+    """The moments of fewer rows than columns: R = E^1/2 V' of X'X/n = V E V', not the rows."""
     half = batch.weight.double().sqrt()
     x, y = half[..., None] * task.design(batch.x).double(), half * batch.y.double()
     vectors = torch.linalg.eigh(x @ x.mT)[1]
@@ -218,26 +220,12 @@ def factor_moments(task: Any, batch: Batch, *, rank: Tensor) -> MomentRoots:
     return MomentRoots(root, (x.mT @ y[..., None])[..., 0])
 
 
-class Moments(NamedTuple):
-    h: Tensor  # [C, d, d]
-    moment: Tensor  # [C, d]
-
-
-@client_function
-def second_moments(task: Any, batch: Batch) -> Moments:
-    """What a linear task sees of the rows, but for y'y."""
-    x = task.design(batch.x).double()
-    weighted = batch.weight.double()[..., None] * x
-    ridge = task.ridge * torch.eye(task.dim, dtype=torch.float64)
-    return Moments(weighted.mT @ x + ridge, (weighted.mT @ batch.y.double()[..., None])[..., 0])
-
-
 def eigen_moments(task: Task, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """e, S U, U'S H and U'S m of every client; the last slack's are cached, for the next ridge on the global model.
+    """e, S U, U'S H and U'S m of every client; those of S = 1 and of the last slack are cached, for the next ridge.
 
     Several threads may share `rows`: each reads the cache once and returns what it read or computed itself.
     """
-    name = ("eigen", task)
+    name = ("eigen", task, slack is None)
     key = None if slack is None else tuple(slack.tolist())
     cached = rows.cache.get(name)
     if cached is None or cached[0] != key:

@@ -97,7 +97,8 @@ def fit_folds_in_memory(
             def evaluate(models: SettingModels, held: Any = part.held) -> Tensor:
                 return row_losses(data.task, models.v, held).float()
 
-            fold, losses = fit_fold(data, part, tried, near, evaluate)
+            with part.held.keep_batches():
+                fold, losses = fit_fold(data, part, tried, near, evaluate)
             fold = fold._replace(loss=torch.stack(losses) if losses else torch.empty(0, len(part.place)))
             if save is not None:
                 save(k, fold)

@@ -63,7 +63,7 @@ def predict_new_clients(
     for k in range(min(CLIENT_FOLDS, len(rows))):
         left_out = everyone[everyone % CLIENT_FOLDS == k]
         others = everyone[everyone % CLIENT_FOLDS != k]
-        train, held = rows.select(others).compact(), rows.select(left_out).compact()
+        train, held = rows.select(others), rows.select(left_out)
         share = weights if isinstance(weights, str) else weights[others]
         if int(train.size.sum()) == 0 or int(held.size.sum()) == 0:
             continue

@@ -22,7 +22,6 @@ from mooring.advice.candidates.client_noise import (
     degrees_of_freedom,
     shrink_to_pooled,
     sum_residuals,
-    sum_squares,
 )
 from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import (
@@ -41,6 +40,7 @@ from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.cohort import Batch, Rows
 from mooring.core.newton import damped_newton
 from mooring.core.task import HasHessian, HasProx, Task, require
+from mooring.estimates.client_queries import linear_sums
 from mooring.runs.directory import StoredMixture
 from mooring.shapes.columns import ShapedColumns
 
@@ -97,7 +97,8 @@ def estimate_relative_noise(
     w = w if sets is None else sets.extract(columns, w)
     pull = 1 / rows.size.clamp(min=1).to(task.dtype)
     fit = rows.each(lambda some, block: fit_pulled_models(task, some.padded(), pull[block], w, slack))
-    freedom = (rows.size - degrees_of_freedom(sum_squares(task, rows).gram, slack)).clamp(min=0)
+    gram = rows.size.double()[:, None, None] * linear_sums(task, rows).gram
+    freedom = (rows.size - degrees_of_freedom(gram, slack)).clamp(min=0)
     return shrink_to_pooled(sum_residuals(task, rows, fit.double()).square, freedom, law) / law.typical
 
 
