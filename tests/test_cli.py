@@ -1,5 +1,6 @@
 """The commands as a person uses them: what they print, what they write, how they refuse."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import mooring
 from mooring.cli import main
+from mooring.commands.common import lasting_imports
 from mooring.core.errors import RequestError
 from mooring.runs.directory import open_run
 from mooring.runs.sections import installed_version
@@ -30,6 +32,19 @@ def here(tmp_path, monkeypatch):
 
 
 HOMES = ["homes.csv", "--client", "town", "--target", "price", "--threads", "1"]
+
+
+def test_first_import_of_pytorch_runs_without_collections_and_stays(monkeypatch):
+    with lasting_imports():  # PyTorch is there already
+        assert gc.isenabled()
+    monkeypatch.delitem(sys.modules, "torch")
+    try:
+        with pytest.raises(ImportError), lasting_imports():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def call(capsys, *argv):
