@@ -145,7 +145,7 @@ def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner:
     is_known = np.ones(y.shape, dtype=bool)
     if kind == MULTILABEL and prob.shape == y.shape and task.predicts_probabilities:
         is_hit = (prob > 0.5) == (y > 0.5)
-    elif kind in (BINARY, CLASSES) and prob.ndim == y.ndim + 1 and max(prob.shape[1], prob.shape[-1]) > 1:
+    elif kind in (BINARY, CLASSES) and _has_classes(prob, y):
         is_known = y != IGNORED_CLASS
         is_hit = (likeliest_class(prob, y) == y) & is_known
     else:
@@ -158,6 +158,14 @@ def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner:
         by_client["auc"] = auc(y, prob[:, 1], owner, m)
         overall["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
     return MetricValues(overall, by_client)
+
+
+def _has_classes(prob: np.ndarray, y: np.ndarray) -> bool:
+    """Whether predictions are several numbers for each target, behind the rows or last."""
+    if prob.ndim != y.ndim + 1:
+        return False
+    dim = class_dim(prob.shape, y.shape)
+    return prob.shape[dim] > 1 and y.shape == (*prob.shape[:dim], *prob.shape[dim + 1 :])
 
 
 def likeliest_class(prob: np.ndarray, y: np.ndarray) -> np.ndarray:

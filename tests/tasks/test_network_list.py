@@ -516,3 +516,16 @@ def test_a_gradient_of_items_draws_them_anew():
     w = task.start(0).expand(2, -1)
     assert torch.equal(task.grad(w, first), task.grad(w, first))
     assert not torch.allclose(task.grad(w, first), task.grad(w, second))
+
+
+def aligned(out, y):
+    """Six outputs in a row stand for two classes in a row."""
+    sizes = [torch.full((len(y),), n) for n in (out.shape[1], y.shape[1])]
+    return functional.ctc_loss(out.transpose(0, 1).log_softmax(-1), y, *sizes)
+
+
+def test_outputs_of_another_length_than_targets_have_no_accuracy():
+    make, y = CASES["masked token classes"][0], 1 + CLASSES[:, None].repeat(1, 2) % 2
+    options = {"rounds": 1, "baselines": False, "settings": {"eta": 0.1, "steps": 2}, "loss": aligned}
+    result = mooring.fit([(WORDS[:10], y[:10]), (WORDS[10:], y[10:])], model=make, algorithm="fedavg", **options)
+    assert result.summary["measures"]["personal"] == {}

@@ -156,7 +156,12 @@ def row_errors(task: Any, models: Tensor, rows: Rows) -> Tensor:
             wrong = (prediction > 0.5) != (batch.y > 0.5)
         else:
             known = batch.y != IGNORED_CLASS
-            wrong = (prediction.argmax(class_dim(prediction.shape, batch.y.shape, 2)) != batch.y) & known
+            likeliest = prediction.argmax(class_dim(prediction.shape, batch.y.shape, 2))
+            if likeliest.shape != batch.y.shape:
+                raise RequestError(
+                    "select_by = 'accuracy' does not apply: the model has no prediction for each target."
+                )
+            wrong = (likeliest != batch.y) & known
         wrong, known = (part.double().reshape(*batch.y.shape[:2], -1).sum(2) for part in (wrong, known))
         return wrong / known.clamp(min=1)
 
