@@ -38,13 +38,14 @@ def test_first_import_of_pytorch_runs_without_collections_and_stays(monkeypatch)
     with lasting_imports():  # PyTorch is there already
         assert gc.isenabled()
     monkeypatch.delitem(sys.modules, "torch")
+    gc.unfreeze()  # what `conftest.py` froze
     try:
         with pytest.raises(ImportError), lasting_imports():
             assert not gc.isenabled()
             raise ImportError
         assert gc.isenabled() and gc.get_freeze_count() > 0
     finally:
-        gc.unfreeze()
+        gc.freeze()
 
 
 def call(capsys, *argv):
