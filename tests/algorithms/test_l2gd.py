@@ -63,7 +63,7 @@ def test_everyone_must_take_part():
         simulate(build("l2gd", {}), task, clients, participation=0.5)
 
 
-@pytest.mark.parametrize("fields,what", [({"q": 0}, "strictly between 0 and 1"), ({"lam": [1, 2]}, "one number")])
+@pytest.mark.parametrize("fields,what", [({"q": 0}, "strictly between 0 and 1"), ({"lam": [1, 2]}, "must be a number")])
 def test_wrong_fields_are_refused(fields, what):
     with pytest.raises(RequestError, match=what):
         build("l2gd", fields)
