@@ -32,7 +32,7 @@ from mooring.advice.candidates.column_sets import (
     used_columns,
 )
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
-from mooring.advice.evaluation import fold_checkpoints
+from mooring.advice.evaluation import cross_fitting, fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, split_rows
 from mooring.advice.evaluation.evidence import apply_shape
 from mooring.advice.evaluation.fold_fits import estimate_all_priors
@@ -394,6 +394,20 @@ def test_with_a_time_column_the_score_may_stand_without_linear_columns(tmp_path)
     assert torch.isfinite(personalize(out, new.assign(client="new")).models).all()
     without = advise(table, **options)
     assert SCORE not in set(without.choice.table["columns"])
+
+
+@pytest.mark.parametrize("target_type", ["count", "binary"])
+def test_where_some_clients_choose_for_all_trees_are_fitted_to_their_folds(target_type, monkeypatch):
+    monkeypatch.setattr(cross_fitting, "MAX_CHOOSING_CLIENTS", 8)
+    rng = np.random.default_rng(0)
+    x, client = rng.normal(size=(300, 2)), np.repeat(np.arange(12), 25)
+    mean = np.exp(0.3 * rng.normal(size=12)[client] + np.sin(3 * x[:, 0]))
+    y = rng.poisson(mean) if target_type == "count" else (rng.random(300) < mean / (1 + mean)).astype(int)
+    table = pd.DataFrame({"client": client, "a": x[:, 0], "b": x[:, 1], "y": y})
+    options = {"client": "client", "target": "y", "target_type": target_type, "theory": False, "folds": 2}
+    advice = advise(table, shape="boosted", **options)
+    assert int((advice.evidence.held.rows > 0).sum()) == 8 and len(advice.clients) == 12
+    assert bool(torch.isfinite(advice.models.recommended).all())
 
 
 def test_few_rows_keep_linear_columns_and_wrong_requests_are_refused():

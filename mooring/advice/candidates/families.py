@@ -247,10 +247,12 @@ def make_offset(task: Task, prior: Prior, ridge: float) -> Callable[[Rows, np.nd
     def score(rows: Rows, fold: np.ndarray) -> np.ndarray:
         out: np.ndarray | None = None
         owner, noise = row_clients(rows), prior.noise.mean().expand(len(rows))
+        has_all = prior.models is not None and len(prior.models) == len(rows)  # of very many clients, folds have some
+        own_prior = prior._replace(noise=noise, models=prior.models if has_all else None)
         for label in np.unique(fold):
             held = torch.from_numpy(fold == label)
             part = filter_rows(rows, ~held)
-            (models,) = fit_settings(task, part, part.size.double(), [setting], [prior._replace(noise=noise)])
+            (models,) = fit_settings(task, part, part.size.double(), [setting], [own_prior])
             v = models.v.double()[owner[held]]  # [rows, d]
             z = score_linear(rows.x[held].double(), v, features, task.intercept)
             out = np.zeros((len(owner), z.shape[1])) if out is None else out
