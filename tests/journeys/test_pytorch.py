@@ -156,7 +156,8 @@ def test_given_weights_are_the_start_and_frozen_parts_stay():
     rng = torch.Generator().manual_seed(0)
     xs = [torch.randn(ROWS, 3, generator=rng) for _ in range(CLIENTS)]
     data = [(x, (x[:, 0] > 0).long()) for x in xs]
-    result = mooring.fit(model, data, algorithm="fedavg", rounds=20, **QUICK)
+    with pytest.warns(UserWarning, match="normalization layer '0.1' are frozen"):
+        result = mooring.fit(model, data, algorithm="fedavg", rounds=20, **QUICK)
     assert int(result.rounds["bytes_up"].iloc[0]) == CLIENTS * 4 * task.dim  # frozen parts are not sent
     net = result.module("client 1")
     for name, value in net.state_dict().items():
