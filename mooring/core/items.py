@@ -1,7 +1,7 @@
 """Items of a federation that are no plain rows: several inputs, dictionaries, data sets that are read item by item.
 
 Rows hold the number of each item; a network fetches the items of a minibatch by their numbers. Data sets are read anew
-in every epoch, so that augmentation is drawn anew and images on disk are never all in memory.
+in every epoch, so that augmentation is drawn again and images on disk are never all in memory.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def fit_booster(
     features = np.asarray(x).shape[1]
     if not trees or features == 0:
         return _describe({}, settings, base, features, scale)
-    matrix = binned or _make_matrix(xgboost, x, target, settings, weight)
+    matrix = _make_matrix(xgboost, x, target, settings, weight) if binned is None else binned
     matrix.set_base_margin(_as_margin(margin, settings))
     booster = xgboost.Booster(_parameters(settings), [matrix])
     for step in range(trees):
