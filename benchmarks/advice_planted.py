@@ -31,8 +31,8 @@ from benchmarks.advice_calibration import calibration_error, select_calls
 from benchmarks.planted import ABSOLUTE, LOGISTIC, MISSPECIFIED, WELL, planted
 from mooring.advice.evaluation.cross_fitting import cross_fit
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
-from mooring.advice.folds import concatenate_rows
 from mooring.advice.inference.recommendation import recommend
+from mooring.data.folds import concatenate_rows
 from mooring.data.generators import LinearFederation
 from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.random_effects import fit_reml

@@ -33,10 +33,10 @@ import pandas as pd
 import torch
 
 from mooring import advise
-from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature, solve_path
-from mooring.advice.folds import concatenate_rows
+from mooring.data.folds import concatenate_rows
 from mooring.data.generators import LinearFederation
 from mooring.data.loading import load
+from mooring.partial_pooling.lambda_path import LAMBDA_SCALES, initial_curvature, solve_path
 from mooring.tasks.catalog import build
 from tests.support.tables import EXAM
 

@@ -37,9 +37,9 @@ from benchmarks.tables import Entry, list_tables, read_table, split_of, splits_o
 from benchmarks.tables_catalog import DESIGN, PARTS
 from mooring.advice.advise import run_advice
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, LossSums
-from mooring.advice.folds import row_losses
 from mooring.advice.inference.improvements import compare_models, estimate_improvements, estimate_unit_variances
 from mooring.advice.inference.recommendation import recommend
+from mooring.data.folds import row_losses
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 

@@ -30,9 +30,9 @@ from torch import Tensor
 from benchmarks.tables import list_tables, read_table, split_of
 from benchmarks.tables_catalog import COUNT, DESIGN
 from mooring.advice.evaluation.cross_fitting import Evidence, cross_fit
-from mooring.advice.folds import map_rows, usable_rows
 from mooring.core.cohort import Batch
 from mooring.data.clients import Clients
+from mooring.data.folds import map_rows, usable_rows
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.tasks.linear_losses import Poisson

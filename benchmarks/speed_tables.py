@@ -20,15 +20,15 @@ from torch import Tensor
 
 from benchmarks.peers.protocol import ETA
 from benchmarks.speed_measure import Contest, Times, format_verdict, timed
-from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, solve_path
-from mooring.advice.folds import row_clients
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients, from_arrays
+from mooring.data.folds import row_clients
 from mooring.engines.simulate import simulate
 from mooring.engines.sweep import Variant, sweep
 from mooring.engines.training_state import TrainingPlan
+from mooring.partial_pooling.lambda_path import LAMBDA_SCALES, solve_path
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -133,7 +133,7 @@ def fit_mixed_model(rows: Rows, test: Rows) -> np.ndarray:
 
 def advised(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     from mooring import advise
-    from mooring.advice.folds import concatenate_rows
+    from mooring.data.folds import concatenate_rows
     from tests.support.tables import EXAM
 
     clients = advise(EXAM.path, **EXAM.columns).job.clients

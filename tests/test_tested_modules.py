@@ -11,7 +11,7 @@ from tests.support.repository import ROOT
 
 TESTED_IN = {  # a module, or a package of modules that are tested alike: the test file
     "__main__": "journeys/test_operator.py",
-    "advice.candidates.client_fits": "advice/test_lambda_path.py",
+    "partial_pooling.client_fits": "partial_pooling/test_lambda_path.py",
     "advice.evaluation.held_out_predictions": "advice/test_advise.py",
     "advice.remote.columns": "advice/test_remote_server.py",
     "advice.remote.flower_app": "engines/test_flower_processes.py",

@@ -44,7 +44,6 @@ from mooring.advice.reporting.tables import (
     summarize_theory,
 )
 from mooring.advice.reporting.target_units import measure_held_out, score_intervals
-from mooring.advice.reporting.theory_report import TheoryReport, theory_as_json
 from mooring.advice.result import AdviceMethods
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx
@@ -56,6 +55,7 @@ from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, request
+from mooring.engines.theory_report import TheoryReport, theory_as_json
 from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
 from mooring.runs.directory import (
     ADVICE_FILE,

@@ -50,7 +50,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     finetunes: ClassVar[bool] = False  # `finetune` trains: at every client with rows, also those that never took part
     # Parts of the server's state that `client_update` and `finetune` do without: they are not sent, and None there.
     server_only: ClassVar[tuple[str, ...]] = ()
-    # How a client that comes after the training gets its model (advice/new_clients/adaptation.py).
+    # How a client that comes after the training gets its model (engines/adaptation.py).
     new_client_method: ClassVar[str] = "tune"
     # Fields that `client_update` also takes as one number per client: runs that differ there are trained together.
     per_client_fields: ClassVar[tuple[str, ...]] = ()

@@ -83,9 +83,9 @@ def theory(
     It prints constants, heterogeneity, thresholds, and lambda by every rule. `mooring theorem` evaluates a theorem at
     quantities of your own.
     """
-    from mooring.advice.reporting.theory_report import report_theory, theory_as_json
     from mooring.engines.prepare import prepare
     from mooring.engines.request import request
+    from mooring.engines.theory_report import report_theory, theory_as_json
     from mooring.report.terminal import Display
     from mooring.report.terminal_results import show_notes, show_theory
 

@@ -25,7 +25,7 @@ from mooring.shapes.screening import multiply_columns
 from mooring.shapes.splines import KNOT_LEVELS, choose_knot_count, place_knots, spline_basis
 from mooring.shapes.trees import Trees
 
-SPLINE, PRODUCT, BOOSTED = "spline", "product", "boosted"
+LINEAR, SPLINE, PRODUCT, BOOSTED = "linear", "spline", "product", "boosted"
 MIN_SCALE = 1e-6  # of the root mean square; a column with a smaller standard deviation is constant: only centered
 
 

@@ -11,10 +11,10 @@ from torch import nn
 import mooring
 from mooring.advice.advise import advise, as_json, resume
 from mooring.advice.evaluation import fold_checkpoints
-from mooring.advice.reporting.theory_report import theory_as_json
 from mooring.cli import main
 from mooring.core.errors import RequestError
 from mooring.data.generators import LinearFederation
+from mooring.engines.theory_report import theory_as_json
 from mooring.runs.atomic_files import json_bytes, to_json
 from mooring.runs.directory import RunDirectory, open_run
 from tests.support.planted_table import planted

@@ -10,17 +10,12 @@ import torch
 
 import mooring
 from mooring.advice.advise import advise, resume
-from mooring.advice.candidates.client_prior import estimate_priors
 from mooring.advice.candidates.column_sets import (
-    BOOSTED,
     BOTH,
     INNER_FOLDS,
-    LINEAR,
     MAX_SPLINE_COLUMNS,
     MIN_ROWS_FOR_AUTO,
-    PRODUCT,
     SCORE,
-    SPLINE,
     ColumnSets,
     Shaper,
     add_columns,
@@ -38,16 +33,17 @@ from mooring.advice.evaluation.evidence import apply_shape
 from mooring.advice.evaluation.fold_fits import estimate_all_priors
 from mooring.advice.evaluation.loss_sums import ModelTriple
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
-from mooring.advice.folds import FoldSplit, assign_folds, iterate_folds, usable_rows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.data.folds import FoldSplit, assign_folds, iterate_folds, usable_rows
 from mooring.engines.predict import read_task_and_schema
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
+from mooring.partial_pooling.client_prior import estimate_priors
 from mooring.runs.directory import open_run
 from mooring.shapes.boosting import Boosting, fit_booster
-from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 from mooring.shapes.trees import Trees
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear

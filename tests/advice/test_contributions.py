@@ -5,11 +5,8 @@ import pytest
 import torch
 from scipy.stats import false_discovery_control
 
-from mooring.advice.candidates.client_prior import estimate_priors
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, SIZE, Setting, fit_settings
-from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation.setting_choice import select_priors
-from mooring.advice.folds import row_losses
 from mooring.advice.reporting.contributions import (
     estimate_contributions,
     find_outliers,
@@ -17,7 +14,10 @@ from mooring.advice.reporting.contributions import (
     rows_to_match,
     select_discoveries,
 )
+from mooring.data.folds import row_losses
 from mooring.data.generators import LinearFederation
+from mooring.partial_pooling.client_prior import estimate_priors
+from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from tests.support.problems import linear_clients, logistic_clients

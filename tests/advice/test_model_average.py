@@ -10,18 +10,18 @@ from scipy.optimize import minimize
 
 import mooring
 from mooring.advice.advise import advise
-from mooring.advice.candidates.client_prior import estimate_priors
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
-from mooring.advice.candidates.lambda_path_iterative import RELATIVE_GRADIENT_TOLERANCE
 from mooring.advice.evaluation.cross_fitting import cross_fit
-from mooring.advice.folds import concatenate_rows, usable_rows
-from mooring.advice.new_clients.adaptation import adapt_models
 from mooring.advice.new_clients.model_average import average_models, describe_average, fit_new_clients
 from mooring.advice.new_clients.personalize import iterate_client_folds, personalize, replace_client_rows
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
+from mooring.data.folds import concatenate_rows, usable_rows
 from mooring.data.loading import load
+from mooring.engines.adaptation import adapt_models
 from mooring.engines.predict import read_task_and_schema
+from mooring.partial_pooling.client_prior import estimate_priors
+from mooring.partial_pooling.lambda_path_iterative import RELATIVE_GRADIENT_TOLERANCE
 from mooring.runs.directory import StoredMixture, open_run
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute

@@ -10,11 +10,11 @@ import torch
 
 import mooring
 from mooring.advice.evaluation.loss_sums import ModelTriple, sum_losses
-from mooring.advice.folds import usable_rows
 from mooring.advice.inference.recommendation import recommend
 from mooring.advice.new_clients.personalize import evaluate_new_clients, fit_locally, personalize
 from mooring.cli import main
 from mooring.data.clients import PARTS, from_arrays
+from mooring.data.folds import usable_rows
 from mooring.engines.export import export
 from mooring.engines.predict import predict
 from mooring.estimates.client_statistics import RIDGE_GRID

@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
 from mooring.advice.advise import advise
-from mooring.advice.folds import assign_folds, number_distinct_rows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.advice.remote import access
 from mooring.advice.remote.client_node import AdviceClientNode
@@ -22,6 +21,7 @@ from mooring.advice.reporting.sentences import MODEL_PHRASES
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.datasets import EMBEDDED_TABLES
+from mooring.data.folds import assign_folds, number_distinct_rows
 from mooring.data.table_sources import read_source
 from mooring.engines.flower.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
 from mooring.engines.flower.disclosure import SENT_FILE, Policy

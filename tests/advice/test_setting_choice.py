@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.candidates.client_prior import average_kinds, estimate_global_ridge, estimate_priors, kind_weights
 from mooring.advice.candidates.families import (
     DIAGONAL,
     GLOBAL,
@@ -31,11 +30,12 @@ from mooring.advice.evaluation.setting_choice import (
     most_likely_options,
     prior_probabilities,
 )
-from mooring.advice.folds import assign_folds, concatenate_rows, iterate_folds, row_clients
 from mooring.advice.reporting.setting_summary import as_algorithm, client_lams, effective_family, setting_lams
 from mooring.algorithms.base import build
 from mooring.core.cohort import Rows
+from mooring.data.folds import assign_folds, concatenate_rows, iterate_folds, row_clients
 from mooring.data.generators import LinearFederation
+from mooring.partial_pooling.client_prior import average_kinds, estimate_global_ridge, estimate_priors, kind_weights
 from mooring.tasks.linear import Linear
 from tests.support.problems import linear_clients, simulate
 

@@ -27,19 +27,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.folds import FoldSplit, assign_folds
 from mooring.core.cohort import Rows
 from mooring.core.task import HasProx, Task, layer_mask, with_columns
 from mooring.data.column_types import CATEGORY
+from mooring.data.folds import FoldSplit, assign_folds
 from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
-from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 from mooring.shapes.fitting import fit_columns
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile, SquaredHinge
 from mooring.tasks.logistic import Logistic
 
-LINEAR, SPLINE, PRODUCT, BOOSTED, BOTH, SCORE = "linear", "spline", "product", "boosted", "both", "score"
+BOTH, SCORE = "both", "score"
 SETS_WITH = {SPLINE: {SPLINE, PRODUCT, BOTH}, PRODUCT: {PRODUCT}, BOOSTED: {BOOSTED, BOTH, SCORE}}  # an extra column
 USED = "used"  # what is left of all columns when a run is written
 EXTRA_KINDS = (SPLINE, PRODUCT, BOOSTED)  # what `ShapedColumns.groups` calls extra columns

@@ -23,10 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_fits import fit_ridge
-from mooring.advice.candidates.client_prior import Prior
-from mooring.advice.candidates.column_sets import LINEAR, ColumnSets
-from mooring.advice.candidates.lambda_path import (
+from mooring.advice.candidates.column_sets import ColumnSets
+from mooring.core.client_functions import ClientRows
+from mooring.core.cohort import HasSummary, Rows
+from mooring.core.task import HasColumns, HasProx, Task, require
+from mooring.data.folds import filter_rows, row_clients
+from mooring.partial_pooling.client_fits import fit_ridge
+from mooring.partial_pooling.client_prior import Prior
+from mooring.partial_pooling.lambda_path import (
     MAX_CLIENTS_PER_BLOCK,
     PathPoint,
     cached_moments,
@@ -35,10 +39,7 @@ from mooring.advice.candidates.lambda_path import (
     ridge_mask,
     solve_path,
 )
-from mooring.advice.folds import filter_rows, row_clients
-from mooring.core.client_functions import ClientRows
-from mooring.core.cohort import HasSummary, Rows
-from mooring.core.task import HasColumns, HasProx, Task, require
+from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 

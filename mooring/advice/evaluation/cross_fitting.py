@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import ColumnSets, Shaper
 from mooring.advice.candidates.families import LAMBDA, LOCAL, MIXTURE, Setting, SettingModels, fit_settings
 from mooring.advice.evaluation.fold_fits import (
@@ -43,11 +42,12 @@ from mooring.advice.evaluation.setting_choice import (
     prior_probabilities,
     select_priors,
 )
-from mooring.advice.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, FoldSplit, count_folds, row_clients
 from mooring.core.client_functions import ClientRows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
+from mooring.data.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, FoldSplit, count_folds, row_clients
 from mooring.engines.progress import OnProgress, ignore_progress
+from mooring.partial_pooling.client_prior import Prior
 from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense

@@ -7,10 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior, average_kinds, estimate_global_ridge, estimate_priors
 from mooring.advice.candidates.column_sets import (
-    BOOSTED,
-    LINEAR,
     MIN_ROWS_FOR_AUTO,
     USED,
     ColumnSets,
@@ -19,7 +16,6 @@ from mooring.advice.candidates.column_sets import (
     prune_columns,
     used_columns,
 )
-from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, Explain, cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult
@@ -33,9 +29,12 @@ from mooring.data.clients import PARTS
 from mooring.data.formulas import INTERCEPT
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
+from mooring.partial_pooling.client_prior import Prior, average_kinds, estimate_global_ridge, estimate_priors
+from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
+from mooring.shapes.columns import BOOSTED, LINEAR
 from mooring.tasks.proximal import is_dense
 
 

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mooring.advice.candidates.client_noise import estimate_noise
-from mooring.advice.candidates.client_prior import Prior, average_kinds, estimate_priors, positive_variance
-from mooring.advice.candidates.column_sets import LINEAR, ColumnSets, on_columns
+from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, SettingModels, fit_settings
-from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
-from mooring.advice.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clients, row_losses
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
+from mooring.data.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clients, row_losses
 from mooring.engines.progress import OnProgress
 from mooring.estimates.task_random_effects import MAX_DIAGONAL_COEFFICIENTS
+from mooring.partial_pooling.client_noise import estimate_noise
+from mooring.partial_pooling.client_prior import Prior, average_kinds, estimate_priors, positive_variance
+from mooring.partial_pooling.lambda_path import ridge_mask
+from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 
 T = TypeVar("T")

@@ -29,7 +29,11 @@ from mooring.advice.evaluation.cross_fitting import Evidence, assemble_triple
 from mooring.advice.evaluation.held_out_losses import LossesByRow
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses
 from mooring.advice.evaluation.setting_choice import Choice, choose_settings
-from mooring.advice.folds import (
+from mooring.core.cohort import Batch, Rows
+from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
+from mooring.data.clients import PARTS, Clients
+from mooring.data.folds import (
     DEFAULT_FOLDS,
     assign_folds,
     concatenate_rows,
@@ -40,10 +44,6 @@ from mooring.advice.folds import (
     row_losses,
     usable_rows,
 )
-from mooring.core.cohort import Batch, Rows
-from mooring.core.errors import RequestError
-from mooring.core.types import JsonObject, NamedValues
-from mooring.data.clients import PARTS, Clients
 from mooring.engines.metrics import CLASS_TARGETS
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import Shaper, make_shaper, numeric_columns
 from mooring.advice.candidates.families import make_offset
 from mooring.advice.evaluation.fold_fits import fit_folds_in_memory
-from mooring.advice.folds import (
+from mooring.advice.reporting.column_effects import average_predictions
+from mooring.core.types import JsonObject
+from mooring.data.clients import Clients
+from mooring.data.folds import (
     FoldSplit,
     drop_copies,
     iterate_folds,
@@ -21,11 +23,9 @@ from mooring.advice.folds import (
     row_times,
     usable_rows,
 )
-from mooring.advice.reporting.column_effects import average_predictions
-from mooring.core.types import JsonObject
-from mooring.data.clients import Clients
 from mooring.engines.metrics import compute_metrics
 from mooring.engines.prepare import Job
+from mooring.partial_pooling.client_prior import Prior
 
 
 class UsableRows(NamedTuple):

@@ -22,8 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior, estimate_global_ridge
-from mooring.advice.candidates.column_sets import LINEAR, ColumnSets, on_columns
+from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import (
     FAMILY_OF_PRIOR,
     GLOBAL,
@@ -33,12 +32,14 @@ from mooring.advice.candidates.families import (
     Setting,
     has_free_intercept,
 )
-from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
 from mooring.core.types import NamedValues
 from mooring.estimates.client_statistics import RIDGE_GRID
+from mooring.partial_pooling.client_prior import Prior, estimate_global_ridge
+from mooring.partial_pooling.lambda_path import LAMBDA_SCALES, initial_curvature
+from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 

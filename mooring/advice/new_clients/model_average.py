@@ -16,13 +16,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_noise import (
-    LOOSE_VARIANCE_FACTOR,
-    NoiseDistribution,
-    degrees_of_freedom,
-    shrink_to_pooled,
-    sum_residuals,
-)
 from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import (
     DIAGONAL,
@@ -41,6 +34,13 @@ from mooring.core.cohort import Batch, Rows
 from mooring.core.newton import damped_newton
 from mooring.core.task import HasHessian, HasProx, Task, require
 from mooring.estimates.client_queries import linear_sums
+from mooring.partial_pooling.client_noise import (
+    LOOSE_VARIANCE_FACTOR,
+    NoiseDistribution,
+    degrees_of_freedom,
+    shrink_to_pooled,
+    sum_residuals,
+)
 from mooring.runs.directory import StoredMixture
 from mooring.shapes.columns import ShapedColumns
 

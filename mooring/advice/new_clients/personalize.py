@@ -15,7 +15,15 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from mooring.advice.evaluation.loss_sums import ModelTriple, add_sums, mean_losses, sum_losses
-from mooring.advice.folds import (
+from mooring.advice.inference.recommendation import DEFAULT_LEVEL, recommend
+from mooring.advice.new_clients.model_average import average_models
+from mooring.advice.reporting.tables import pick_models, recommendation_columns
+from mooring.algorithms.base import build
+from mooring.core.cohort import Round, Rows
+from mooring.core.errors import RequestError
+from mooring.core.task import Task
+from mooring.data.clients import PARTS, Clients
+from mooring.data.folds import (
     DEFAULT_FOLDS,
     assign_folds,
     concatenate_rows,
@@ -24,17 +32,9 @@ from mooring.advice.folds import (
     row_losses,
     usable_rows,
 )
-from mooring.advice.inference.recommendation import DEFAULT_LEVEL, recommend
-from mooring.advice.new_clients.adaptation import adapt_models
-from mooring.advice.new_clients.model_average import average_models
-from mooring.advice.reporting.tables import pick_models, recommendation_columns
-from mooring.algorithms.base import build
-from mooring.core.cohort import Round, Rows
-from mooring.core.errors import RequestError
-from mooring.core.task import Task
-from mooring.data.clients import PARTS, Clients
 from mooring.data.loading import load
 from mooring.data.tables import count_phrase, quote_list
+from mooring.engines.adaptation import adapt_models
 from mooring.engines.local_update import extend_model
 from mooring.engines.predict import choose_method, read_schema
 from mooring.engines.prepare import read_trained_task

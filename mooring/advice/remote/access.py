@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior
-from mooring.advice.candidates.column_sets import BOOSTED, boosting_of, numeric_columns
+from mooring.advice.candidates.column_sets import boosting_of, numeric_columns
 from mooring.advice.candidates.families import Setting
 from mooring.advice.evaluation.cross_fitting import FITTED_SETTINGS
 from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
 from mooring.advice.evaluation.held_out_losses import LossesByModel
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
-from mooring.advice.folds import FoldSplit
 from mooring.advice.remote.column_effects import average_remote_predictions
 from mooring.advice.remote.columns import (
     RemoteShaper,
@@ -28,7 +26,10 @@ from mooring.advice.remote.columns import (
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
+from mooring.data.folds import FoldSplit
 from mooring.engines.prepare import Job
+from mooring.partial_pooling.client_prior import Prior
+from mooring.shapes.columns import BOOSTED
 
 NO_BOOSTED_SCORE = (
     "Rows stay with their clients, so splines and products of columns were tried, a boosted score was not."

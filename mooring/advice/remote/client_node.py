@@ -17,17 +17,8 @@ import torch
 from torch import Tensor
 
 from mooring.advice.advise import AdviceResult  # imports all modules with client functions
-from mooring.advice.candidates.column_sets import BOOSTED, INNER_FOLDS, LINEAR
+from mooring.advice.candidates.column_sets import INNER_FOLDS
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
-from mooring.advice.folds import (
-    assign_folds,
-    assign_time_folds,
-    filter_rows,
-    number_distinct_rows,
-    row_groups,
-    row_times,
-    usable_rows,
-)
 from mooring.advice.remote.access import HELD, TRAIN
 from mooring.advice.remote.column_effects import REPLACED
 from mooring.advice.remote.columns import HELD_INSIDE, INNER_PARTS, STACKING_SALT
@@ -36,6 +27,15 @@ from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
+from mooring.data.folds import (
+    assign_folds,
+    assign_time_folds,
+    filter_rows,
+    number_distinct_rows,
+    row_groups,
+    row_times,
+    usable_rows,
+)
 from mooring.engines.fit_files import describe_task
 from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
@@ -47,7 +47,7 @@ from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
 from mooring.runs.runfile import run_bytes
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
-from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.columns import BOOSTED, LINEAR, ShapedColumns
 from mooring.shapes.quantiles import BINS
 
 FINISH_MESSAGE = "advised"

@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper, boosting_of, limit_splines
 from mooring.advice.candidates.families import score_linear
-from mooring.advice.candidates.lambda_path import solve_path
-from mooring.advice.folds import FoldSplit
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns
 from mooring.core.types import JsonObject
+from mooring.data.folds import FoldSplit
 from mooring.engines.flower.remote_rows import RemoteRows
+from mooring.partial_pooling.client_prior import Prior
+from mooring.partial_pooling.lambda_path import solve_path
 from mooring.shapes.boosting import OBJECTIVES, Boosting, differentiate_loss, measure_loss
 from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
 from mooring.shapes.histogram_trees import (

@@ -21,13 +21,13 @@ import torch
 from scipy.special import chdtrc
 from torch import Tensor
 
-from mooring.advice.candidates.client_fits import differentiate_losses
-from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.families import GLOBAL, PULLED_FAMILIES, Setting, fit_settings
-from mooring.advice.candidates.lambda_path import MAX_HESSIAN_NUMBERS, PullShape
 from mooring.advice.reporting.setting_summary import find_prior
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
+from mooring.partial_pooling.client_fits import differentiate_losses
+from mooring.partial_pooling.client_prior import Prior
+from mooring.partial_pooling.lambda_path import MAX_HESSIAN_NUMBERS, PullShape
 from mooring.tasks.proximal import is_dense
 
 FALSE_DISCOVERY_RATE = 0.05  # expected share of clients wrongly called outliers

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import GLOBAL, PULLED_FAMILIES, Setting
-from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation.setting_choice import MAX_CHOOSING_CLIENTS, Choice, client_weights
 from mooring.advice.reporting import contributions
 from mooring.advice.reporting.sentences import prior_of_plan, varies_within
 from mooring.advice.reporting.tables import loss_scale
-from mooring.advice.reporting.theory_report import TheoryReport, report_theory
 from mooring.core.errors import RequestError
 from mooring.core.task import with_columns
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.prepare import Job
+from mooring.engines.theory_report import TheoryReport, report_theory
+from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.shapes.columns import ShapedColumns
 
 MAX_THEORY_CLIENTS = 1_000  # clients that the theorems' constants are estimated from

@@ -8,13 +8,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior
-from mooring.advice.candidates.column_sets import BOOSTED, LINEAR, PRODUCT, SETS_WITH, SPLINE, ColumnSets
+from mooring.advice.candidates.column_sets import SETS_WITH, ColumnSets
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, MODEL_KINDS, PERSONAL
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.reporting.learning_curve import LearningCurve
 from mooring.advice.reporting.setting_summary import find_prior
-from mooring.advice.reporting.theory_report import TheoryReport
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.natural_order import natural_key
@@ -22,7 +20,9 @@ from mooring.core.score_sentences import describe_change, direction, format_loss
 from mooring.core.task import Task
 from mooring.core.types import NamedValues
 from mooring.engines.prepare import Job
-from mooring.shapes.columns import ShapedColumns
+from mooring.engines.theory_report import TheoryReport
+from mooring.partial_pooling.client_prior import Prior
+from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 
 MODEL_PHRASES = {GLOBAL: "the global model", PERSONAL: "a personal model", LOCAL: "a local model"}
 ALTERNATIVE_PHRASES = {LOCAL: "local models", GLOBAL: "the global model"}

@@ -33,10 +33,10 @@ from mooring.advice.inference.recommendation import (
 )
 from mooring.advice.reporting.learning_curve import LearningCurve
 from mooring.advice.reporting.setting_summary import client_lams, effective_family, setting_alpha
-from mooring.advice.reporting.theory_report import TheoryReport
 from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.engines.prepare import Job
+from mooring.engines.theory_report import TheoryReport
 
 HELD_OUT = "held-out rows"
 

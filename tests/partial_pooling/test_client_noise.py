@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.candidates.client_noise import (
+from mooring.core.cohort import Rows
+from mooring.partial_pooling.client_noise import (
     NoiseDistribution,
     degrees_of_freedom,
     estimate_noise,
@@ -13,7 +14,6 @@ from mooring.advice.candidates.client_noise import (
     shrink_to_pooled,
     sum_residuals,
 )
-from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
 
 

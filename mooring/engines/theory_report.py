@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior, average_kinds, make_priors
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
@@ -26,6 +25,7 @@ from mooring.estimates.estimate import Estimate
 from mooring.estimates.federation_estimates import estimate_federation
 from mooring.estimates.heterogeneity import estimate_diameter
 from mooring.estimates.lambda_rules import LambdaRule
+from mooring.partial_pooling.client_prior import Prior, average_kinds, make_priors
 from mooring.tasks.linear import Linear
 from mooring.theory import alternative, minimax, upper_bounds
 from mooring.theory.federation_gain import break_even_heterogeneity

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.new_clients.adaptation import ADAPTATION_METHODS, adapt_models
 from mooring.algorithms.base import algorithm_names, build, find
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
+from mooring.engines.adaptation import ADAPTATION_METHODS, adapt_models
 from mooring.tasks.network import NetworkTask
 from tests.support.problems import PROBLEMS, linear_clients, settled_simulator, simulate
 

@@ -5,9 +5,9 @@ from math import isfinite
 
 import pytest
 
-from mooring.advice.reporting.theory_report import report_theory
 from mooring.core.errors import RequestError
 from mooring.data.generators import LinearFederation
+from mooring.engines.theory_report import report_theory
 from mooring.runs.atomic_files import to_json
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic

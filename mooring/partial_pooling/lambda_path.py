@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_fits import LossDerivatives, differentiate_losses
-from mooring.advice.candidates.lambda_path_iterative import choose_path_solver
-from mooring.advice.candidates.weighted_outer_products import sum_weighted_squares
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.task import HasHessian, Task, layer_mask, require
 from mooring.estimates.client_queries import linear_sums
+from mooring.partial_pooling.client_fits import LossDerivatives, differentiate_losses
+from mooring.partial_pooling.lambda_path_iterative import choose_path_solver
+from mooring.partial_pooling.weighted_outer_products import sum_weighted_squares
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.lambda_path import MAX_CLIENTS_PER_BLOCK, PullShape, solve_path
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.estimates.client_queries import linear_sums
+from mooring.partial_pooling.lambda_path import MAX_CLIENTS_PER_BLOCK, PullShape, solve_path
 from mooring.tasks.linear import Linear
 
 LOOSE_VARIANCE_FACTOR = 5.0  # a tighter pull would count a client's distance as noise

@@ -6,7 +6,8 @@ import torch
 
 import mooring
 from mooring.advice.evaluation import cross_fitting, row_access
-from mooring.advice.folds import (
+from mooring.core.cohort import Rows
+from mooring.data.folds import (
     DEFAULT_FOLDS,
     FEW_ROWS_FOLDS,
     MAX_FOLDS,
@@ -22,7 +23,6 @@ from mooring.advice.folds import (
     row_times,
     usable_rows,
 )
-from mooring.core.cohort import Rows
 from mooring.data.loading import load
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute

@@ -8,7 +8,10 @@ import torch
 from sklearn.linear_model import QuantileRegressor
 
 from mooring.advice.candidates.families import fit_global_model, fit_local_models
-from mooring.advice.candidates.lambda_path import (
+from mooring.algorithms.fedprox_personal import FedProxPersonal
+from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
+from mooring.partial_pooling.lambda_path import (
     LAMBDA_SCALES,
     PathPoint,
     PullShape,
@@ -16,16 +19,13 @@ from mooring.advice.candidates.lambda_path import (
     ridge_mask,
     solve_path,
 )
-from mooring.advice.candidates.lambda_path_iterative import (
+from mooring.partial_pooling.lambda_path_iterative import (
     RELATIVE_GRADIENT_TOLERANCE,
     solve_envelope_path,
     solve_large_path,
     solve_nonsmooth_path,
 )
-from mooring.advice.candidates.weighted_outer_products import sum_weighted_squares
-from mooring.algorithms.fedprox_personal import FedProxPersonal
-from mooring.core.cohort import Rows
-from mooring.core.errors import RequestError
+from mooring.partial_pooling.weighted_outer_products import sum_weighted_squares
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile
 from mooring.tasks.logistic import Logistic
@@ -164,7 +164,7 @@ def test_wide_tables_are_solved_from_their_rows(slack, monkeypatch):
     scales = [torch.inf, 10.0, 0.1]
     exact = list(solve_path(task, rows(), p, scales, shape, 1e-3))
     local = fit_local_models(task, rows(), 0.01)
-    monkeypatch.setattr("mooring.advice.candidates.lambda_path.is_dense", lambda task: False)
+    monkeypatch.setattr("mooring.partial_pooling.lambda_path.is_dense", lambda task: False)
     for point, known in zip(solve_path(task, rows(), p, scales, shape, 1e-3), exact):
         torch.testing.assert_close(point.w, known.w, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(point.v, known.v, rtol=1e-5, atol=1e-7)
@@ -213,7 +213,7 @@ def test_block_by_block_a_linear_path_is_the_same(monkeypatch, slack):
     task, p = Linear(3), clients.weights()
     shape = PullShape(tight=torch.linspace(0.5, 2, 7, dtype=torch.float64), slack=slack)
     whole = list(solve_path(task, clients.train, p, [torch.inf, 1.0, 0.1], shape, ridge=0.01))
-    monkeypatch.setattr("mooring.advice.candidates.lambda_path.MAX_CLIENTS_PER_BLOCK", 3)
+    monkeypatch.setattr("mooring.partial_pooling.lambda_path.MAX_CLIENTS_PER_BLOCK", 3)
     apart = list(solve_path(task, clients.train, p, [torch.inf, 1.0, 0.1], shape, ridge=0.01))
     for one, other in zip(whole, apart):
         torch.testing.assert_close(other.w, one.w, rtol=1e-9, atol=1e-10)
@@ -230,7 +230,7 @@ def test_block_by_block_models_alone_are_the_same(monkeypatch):
 
 
 def test_weighted_squares_are_sums_of_outer_products(monkeypatch):
-    monkeypatch.setattr("mooring.advice.candidates.weighted_outer_products.CACHE_NUMBERS", 40)
+    monkeypatch.setattr("mooring.partial_pooling.weighted_outer_products.CACHE_NUMBERS", 40)
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((17, 3)), rng.standard_normal((17, 4))
     wanted = np.einsum("nc,ni,nj->cij", weight, x, x)

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import LINEAR
-from mooring.advice.candidates.lambda_path import PathPoint, PullShape, ridge_mask
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
 from mooring.estimates.random_effects import RandomEffects, deviance_gain
@@ -25,6 +23,8 @@ from mooring.estimates.task_random_effects import (
     available_forms,
     estimate_random_effects,
 )
+from mooring.partial_pooling.lambda_path import PathPoint, PullShape, ridge_mask
+from mooring.shapes.columns import LINEAR
 
 SPREAD_DEVIANCE = 4.0  # deviance by which a variance must improve
 DIAGONAL_DEVIANCE, FURTHER_SPREAD_DEVIANCE = 2.0, 1.5  # the same for one per coefficient, and each further one
