@@ -95,6 +95,12 @@ class Schema(BaseModel):
         names = tuple(name for column in self.columns for name in column.encoded)
         return names if self.shape is None else tuple(ShapedColumns.from_json(self.shape).names(names))
 
+    @property
+    def numeric_places(self) -> tuple[int, ...]:
+        """Places of the numeric columns among the encoded ones."""
+        ends = np.cumsum([0, *(len(column.encoded) for column in self.columns)])
+        return tuple(int(end) for end, column in zip(ends, self.columns) if column.kind != CATEGORY)
+
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
 

@@ -165,3 +165,22 @@ def estimate_global_ridge(task: Task, prior: Prior, rows: int) -> float:
     kappa2 = unit * torch.logspace(-4, 2, 241, dtype=torch.float64)
     deviance = torch.stack([((k + values).log() + square / (k + values)).sum() for k in kappa2])
     return float(prior.noise.mean() / (rows * kappa2[deviance.argmin()]))
+
+
+def select_priors(priors: Sequence[Prior], asked: Tensor) -> list[Prior]:
+    """The priors for some of the clients."""
+    return [
+        prior._replace(noise=prior.noise[asked], models=None if prior.models is None else prior.models[asked])
+        for prior in priors
+    ]
+
+
+def restrict_priors(task: Task, priors: list[Prior], varying: Tensor) -> list[Prior]:
+    """The priors with a variance of 0 where coefficients do not vary: that of the intercept only where nothing else
+    varies, and without it where the intercept does not vary."""
+    is_intercept = ridge_mask(task) == 0
+    intercept = [prior for prior in priors if prior.kind == "intercept" and bool(varying[is_intercept].all())]
+    if intercept and not bool((varying & ~is_intercept).any()):
+        return intercept
+    others = [prior for prior in priors if prior.kind != "intercept"]
+    return [prior._replace(variance=prior.variance * varying) for prior in others] + intercept

@@ -34,6 +34,7 @@ from mooring.shapes.screening import (
 )
 
 MAX_ROWS_PER_BLOCK = 1_000  # whose splines or products of columns are in memory at once: they stay in the cache
+MAX_SPLINE_COLUMNS = 40  # extra columns that splines may add
 Splines = tuple[tuple[int, tuple[float, ...]], ...]
 
 
@@ -106,3 +107,16 @@ def _screen_splines(x: Tensor, residual: Tensor, splines: Splines) -> Splines:
         parts.append([sum_candidates(some, extra, part) for part in errors])
     passed = {spline for sums in zip(*parts) for spline in screen_splines(reduce(add, sums), splines)}
     return tuple(spline for spline in splines if spline in passed)
+
+
+def limit_splines(splines: Splines) -> Splines:
+    """Splines of at most MAX_SPLINE_COLUMNS columns in all: knots are left out where there are more, ends stay."""
+    while sum(len(knots) - 2 for _, knots in splines) > MAX_SPLINE_COLUMNS:
+        most = max(len(knots) for _, knots in splines)
+        if most == 3:
+            return splines[:MAX_SPLINE_COLUMNS]
+        splines = tuple(
+            (column, knots if len(knots) < most else (*knots[: most // 2], *knots[most // 2 + 1 :]))
+            for column, knots in splines
+        )
+    return splines

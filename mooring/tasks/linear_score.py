@@ -268,3 +268,10 @@ def margin_probabilities(z: Tensor) -> Tensor:
     """[..., 2]: the score as a share of the margin, (1 + z)/2 cut to [0, 1], and its complement."""
     share = ((1 + z) / 2).clamp(0, 1)
     return torch.stack([1 - share, share], -1)
+
+
+def score_linear(x: Tensor, v: Tensor, features: int, has_intercept: bool) -> Tensor:
+    """[N, K]: the scores of rows x [N, features] by models [N, d], each row's own."""
+    slopes = v[:, : v.shape[1] - v.shape[1] // (features + 1) if has_intercept else None]
+    z = torch.einsum("nf,nfk->nk", x, slopes.reshape(len(v), features, -1))
+    return z + v[:, slopes.shape[1] :] if has_intercept else z

@@ -13,15 +13,11 @@ from mooring.advice.advise import advise, resume
 from mooring.advice.candidates.column_sets import (
     BOTH,
     INNER_FOLDS,
-    MAX_SPLINE_COLUMNS,
     MIN_ROWS_FOR_AUTO,
     SCORE,
     ColumnSets,
     Shaper,
     add_columns,
-    boosting_of,
-    can_shape,
-    limit_splines,
     make_shaper,
     prune_columns,
     used_columns,
@@ -44,7 +40,9 @@ from mooring.partial_pooling.client_prior import estimate_priors
 from mooring.runs.directory import open_run
 from mooring.shapes.boosting import Boosting, fit_booster
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
+from mooring.shapes.fitting import MAX_SPLINE_COLUMNS, limit_splines
 from mooring.shapes.trees import Trees
+from mooring.tasks.extra_columns import boosting_of, can_shape
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic

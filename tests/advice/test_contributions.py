@@ -6,7 +6,6 @@ import torch
 from scipy.stats import false_discovery_control
 
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, SIZE, Setting, fit_settings
-from mooring.advice.evaluation.setting_choice import select_priors
 from mooring.advice.reporting.contributions import (
     estimate_contributions,
     find_outliers,
@@ -16,7 +15,7 @@ from mooring.advice.reporting.contributions import (
 )
 from mooring.data.folds import row_losses
 from mooring.data.generators import LinearFederation
-from mooring.partial_pooling.client_prior import estimate_priors
+from mooring.partial_pooling.client_prior import estimate_priors, select_priors
 from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic

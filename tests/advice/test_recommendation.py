@@ -12,14 +12,13 @@ from mooring.advice.inference.recommendation import (
     CLIENT_LEVEL,
     MIN_LOSS_SHARE,
     choose_models,
-    clustered_mean,
     describe_probability,
     expected_losses,
     full_size_factors,
-    mean_difference,
     recommend,
 )
 from mooring.advice.reporting.tables import as_percent, recommendation_columns
+from mooring.estimates.clustered_mean import clustered_mean, mean_difference
 from tests.advice.loss_sum_cases import make_sums
 
 NEAR, FAR = 0.005, 0.05  # divergences on either side of 1% of a loss of 1

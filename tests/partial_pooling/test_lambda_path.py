@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.linear_model import QuantileRegressor
 
-from mooring.advice.candidates.families import fit_global_model, fit_local_models
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.partial_pooling.end_models import fit_global_model, fit_local_models
 from mooring.partial_pooling.lambda_path import (
     LAMBDA_SCALES,
     PathPoint,
@@ -225,7 +225,7 @@ def test_block_by_block_models_alone_are_the_same(monkeypatch):
     for free in (False, True):
         whole = fit_local_models(Linear(3), rows, 0.1, free)
         with monkeypatch.context() as patch:
-            patch.setattr("mooring.advice.candidates.families.MAX_CLIENTS_PER_BLOCK", 3)
+            patch.setattr("mooring.partial_pooling.end_models.MAX_CLIENTS_PER_BLOCK", 3)
             torch.testing.assert_close(fit_local_models(Linear(3), rows, 0.1, free), whole, rtol=1e-9, atol=1e-10)
 
 

@@ -28,16 +28,12 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
-from mooring.core.task import HasProx, Task, layer_mask, with_columns
-from mooring.data.column_types import CATEGORY
+from mooring.core.task import Task, layer_mask, with_columns
 from mooring.data.folds import FoldSplit, assign_folds
 from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
-from mooring.shapes.fitting import fit_columns
-from mooring.tasks.kernel_regression import KernelRegression
-from mooring.tasks.linear import Linear
-from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile, SquaredHinge
-from mooring.tasks.logistic import Logistic
+from mooring.shapes.fitting import fit_columns, limit_splines
+from mooring.tasks.extra_columns import boosting_of
 
 BOTH, SCORE = "both", "score"
 SETS_WITH = {SPLINE: {SPLINE, PRODUCT, BOTH}, PRODUCT: {PRODUCT}, BOOSTED: {BOOSTED, BOTH, SCORE}}  # an extra column
@@ -46,7 +42,6 @@ EXTRA_KINDS = (SPLINE, PRODUCT, BOOSTED)  # what `ShapedColumns.groups` calls ex
 Offset = Callable[[Rows, np.ndarray], np.ndarray]  # (rows, fold [N]) -> [N, K], scores of models without each fold
 MIN_ROWS_FOR_AUTO = 100  # below which "auto" keeps linear columns
 INNER_FOLDS = 3  # of training rows, whose scores come from the others
-MAX_SPLINE_COLUMNS = 40  # extra columns that splines may add
 MAX_BOOSTED_NUMBERS = 20_000_000  # rows times columns times folds up to which "auto" fits trees
 
 
@@ -168,36 +163,6 @@ def add_columns(rows: Rows, shape: ShapedColumns, scores: Tensor | None = None) 
     return Rows(shape(rows.x, scores), rows.y, rows.start, rows.size)
 
 
-def can_shape(task: Task) -> bool:
-    """Whether extra columns serve the task: one that is linear in its columns and solved exactly."""
-    return isinstance(task, HasProx) and hasattr(task, "features") and not isinstance(task, KernelRegression)
-
-
-def boosting_of(task: Task) -> Boosting | None:
-    """How trees are fitted for the task's loss; None where they are not."""
-    if isinstance(task, Linear):
-        return Boosting("squared")
-    if isinstance(task, Logistic):
-        return Boosting("logistic") if task.classes == 2 else Boosting("softmax", classes=task.classes)
-    if isinstance(task, Quantile):
-        return Boosting("quantile", level=task.tau)
-    losses = {Poisson: "poisson", Absolute: "absolute", Hinge: "logistic", SquaredHinge: "logistic"}
-    loss = next((name for kind, name in losses.items() if isinstance(task, kind)), None)
-    return None if loss is None else Boosting(loss)
-
-
-def numeric_columns(clients: Any) -> Sequence[int] | None:
-    """Places of the numeric columns among the encoded ones; None where rows came as arrays."""
-    if clients.schema is None:
-        return None
-    places, start = [], 0
-    for column in clients.schema.columns:
-        if column.kind != CATEGORY:
-            places.append(start)
-        start += len(column.encoded)
-    return places
-
-
 def make_shaper(
     task: Task,
     rows: Rows,
@@ -227,19 +192,6 @@ def make_shaper(
         return None
     trees = None if booster is None else boosting
     return Shaper(splines, columns.products, trees, offset, keys, seed, in_time_order)
-
-
-def limit_splines(splines: tuple[tuple[int, tuple[float, ...]], ...]) -> tuple[tuple[int, tuple[float, ...]], ...]:
-    """Splines of at most MAX_SPLINE_COLUMNS columns in all: knots are left out where there are more, ends stay."""
-    while sum(len(knots) - 2 for _, knots in splines) > MAX_SPLINE_COLUMNS:
-        most = max(len(knots) for _, knots in splines)
-        if most == 3:
-            return splines[:MAX_SPLINE_COLUMNS]
-        splines = tuple(
-            (column, knots if len(knots) < most else (*knots[: most // 2], *knots[most // 2 + 1 :]))
-            for column, knots in splines
-        )
-    return splines
 
 
 def prune_columns(shape: ShapedColumns, used: set[str]) -> ShapedColumns | None:

@@ -40,14 +40,13 @@ from mooring.advice.evaluation.setting_choice import (
     client_weights,
     list_candidates,
     prior_probabilities,
-    select_priors,
 )
 from mooring.core.client_functions import ClientRows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, FoldSplit, count_folds, row_clients
 from mooring.engines.progress import OnProgress, ignore_progress
-from mooring.partial_pooling.client_prior import Prior
+from mooring.partial_pooling.client_prior import Prior, select_priors
 from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense

@@ -12,7 +12,6 @@ from mooring.advice.candidates.column_sets import (
     USED,
     ColumnSets,
     Shaper,
-    can_shape,
     prune_columns,
     used_columns,
 )
@@ -35,6 +34,7 @@ from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
 from mooring.shapes.columns import BOOSTED, LINEAR
+from mooring.tasks.extra_columns import can_shape
 from mooring.tasks.proximal import is_dense
 
 

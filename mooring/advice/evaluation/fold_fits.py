@@ -24,8 +24,13 @@ from mooring.data.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clien
 from mooring.engines.progress import OnProgress
 from mooring.estimates.task_random_effects import MAX_DIAGONAL_COEFFICIENTS
 from mooring.partial_pooling.client_noise import estimate_noise
-from mooring.partial_pooling.client_prior import Prior, average_kinds, estimate_priors, positive_variance
-from mooring.partial_pooling.lambda_path import ridge_mask
+from mooring.partial_pooling.client_prior import (
+    Prior,
+    average_kinds,
+    estimate_priors,
+    positive_variance,
+    restrict_priors,
+)
 from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 
@@ -185,17 +190,6 @@ def combine_priors(
 
     names = [LINEAR] if sets is None else sets.names()
     return [prior for priors in rows.map_independent(combine, names) for prior in priors]
-
-
-def restrict_priors(task: Task, priors: list[Prior], varying: Tensor) -> list[Prior]:
-    """The priors with a variance of 0 where coefficients do not vary: that of the intercept only where nothing else
-    varies, and without it where the intercept does not vary."""
-    is_intercept = ridge_mask(task) == 0
-    intercept = [prior for prior in priors if prior.kind == "intercept" and bool(varying[is_intercept].all())]
-    if intercept and not bool((varying & ~is_intercept).any()):
-        return intercept
-    others = [prior for prior in priors if prior.kind != "intercept"]
-    return [prior._replace(variance=prior.variance * varying) for prior in others] + intercept
 
 
 def fit_fold(

@@ -12,11 +12,11 @@ from torch import Tensor
 from mooring.advice.candidates.column_sets import ColumnSets
 from mooring.advice.candidates.families import fit_settings
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS, ModelTriple
-from mooring.advice.evaluation.setting_choice import Choice, client_weights, select_priors
+from mooring.advice.evaluation.setting_choice import Choice, client_weights
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
 from mooring.engines.metrics import Predictions, concatenate_predictions, predict_all
-from mooring.partial_pooling.client_prior import Prior
+from mooring.partial_pooling.client_prior import Prior, select_priors
 
 CLIENT_FOLDS = 10  # parts of the clients that are left out in turn
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import Shaper, make_shaper, numeric_columns
+from mooring.advice.candidates.column_sets import Shaper, make_shaper
 from mooring.advice.candidates.families import make_offset
 from mooring.advice.evaluation.fold_fits import fit_folds_in_memory
 from mooring.advice.reporting.column_effects import average_predictions
@@ -69,7 +69,7 @@ class RowAccess:
         rows, clients = usable.rows.compact(), job.clients
         offset = None if prior is None else make_offset(job.task, prior, ridge)
         split = job.run.training.seed, usable.groups, self.is_in_time_order(usable)
-        return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, *split)
+        return make_shaper(job.task, rows, clients.keys, wanted, clients.schema.numeric_places, offset, *split)
 
     def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> JsonObject:
         """Well-known measures of models on the clients' test rows."""

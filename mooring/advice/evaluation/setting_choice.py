@@ -30,7 +30,6 @@ from mooring.advice.candidates.families import (
     LOCAL,
     MIXTURE,
     Setting,
-    has_free_intercept,
 )
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.core.client_functions import ClientRows
@@ -38,6 +37,7 @@ from mooring.core.task import Task
 from mooring.core.types import NamedValues
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.partial_pooling.client_prior import Prior, estimate_global_ridge
+from mooring.partial_pooling.end_models import has_free_intercept
 from mooring.partial_pooling.lambda_path import LAMBDA_SCALES, initial_curvature
 from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
@@ -131,14 +131,6 @@ def _settings_on(
     if not few:
         settings += [Setting(MIXTURE, a, ridge, r) for r in MIXTURE_RIDGES[:: min(step, 2)] for a in ALPHAS]
     return settings, proposed
-
-
-def select_priors(priors: Sequence[Prior], asked: Tensor) -> list[Prior]:
-    """The priors for some of the clients."""
-    return [
-        prior._replace(noise=prior.noise[asked], models=None if prior.models is None else prior.models[asked])
-        for prior in priors
-    ]
 
 
 def client_weights(rows: ClientRows, weights: str | Tensor) -> Tensor:

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, PERSONAL, LossSums, pooled_losses
 from mooring.advice.inference.improvements import Comparison, Improvements, compare_models, estimate_improvements
+from mooring.estimates.clustered_mean import MeanDifference, clustered_mean, mean_difference
 
 DEFAULT_MARGIN = 0.01  # difference too small to matter, as a share of the loss
 DEFAULT_LEVEL = 0.95  # of the federation's interval
@@ -36,14 +36,6 @@ SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' losses that a client's own 
 MAX_FREEDOM_SHARE = 0.95  # degrees of freedom as a share of the rows
 SAME_LOSS_SHARE = 1e-9  # share of the loss below which two models' losses are the same
 MIN_LOSS_SHARE = 0.01  # of a client's expected loss: no other model is expected to have less
-
-
-class MeanDifference(NamedTuple):
-    """A mean difference over the federation's rows, with its interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class Recommendations(NamedTuple):
@@ -152,27 +144,6 @@ def recommended_losses(held: LossSums, chosen: np.ndarray) -> Tensor:
     """[m]: sums of the held-out losses of the recommended kinds of model."""
     used = torch.from_numpy(np.array([MODEL_KINDS.index(kind) for kind in chosen]))
     return held.loss.gather(1, used[:, None])[:, 0]
-
-
-def clustered_mean(rows: Tensor, sums: Tensor) -> tuple[float, float]:
-    """The mean over rows of clients' sums, and its standard error, clients being the units of chance; infinite for
-    one."""
-    m = len(rows)
-    if m == 0:
-        return 0.0, float("inf")
-    total = float(rows.sum())
-    mean = float(sums.sum()) / total
-    if m == 1:
-        return mean, float("inf")
-    return mean, float((sums - mean * rows).square().sum() * m / (m - 1)) ** 0.5 / total
-
-
-def mean_difference(rows: Tensor, sums: Tensor, level: float = DEFAULT_LEVEL) -> MeanDifference:
-    """The mean difference over rows with Student's interval."""
-    seen = rows > 0
-    mean, error = clustered_mean(rows[seen], sums[seen])
-    reach = float(stdtrit(max(int(seen.sum()) - 1, 1), (1 + level) / 2)) * error
-    return MeanDifference(mean, mean - reach, mean + reach)
 
 
 def compare_recommended(

@@ -27,7 +27,6 @@ from mooring.advice.candidates.families import (
     MIXTURE,
     SIZE,
     Setting,
-    fit_local_models,
 )
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.cohort import Batch, Rows
@@ -41,6 +40,7 @@ from mooring.partial_pooling.client_noise import (
     shrink_to_pooled,
     sum_residuals,
 )
+from mooring.partial_pooling.end_models import fit_local_models
 from mooring.runs.directory import StoredMixture
 from mooring.shapes.columns import ShapedColumns
 

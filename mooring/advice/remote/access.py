@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import boosting_of, numeric_columns
 from mooring.advice.candidates.families import Setting
 from mooring.advice.evaluation.cross_fitting import FITTED_SETTINGS
 from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
@@ -30,6 +29,7 @@ from mooring.data.folds import FoldSplit
 from mooring.engines.prepare import Job
 from mooring.partial_pooling.client_prior import Prior
 from mooring.shapes.columns import BOOSTED
+from mooring.tasks.extra_columns import boosting_of
 
 NO_BOOSTED_SCORE = (
     "Rows stay with their clients, so splines and products of columns were tried, a boosted score was not."
@@ -77,7 +77,7 @@ class RemoteAccess(RowAccess):
             return make_boosted_shaper(job.task, usable.rows, job.clients.keys, *own)
         if wanted == "auto":
             job.clients.notes.append(NO_BOOSTED_SCORE)
-        numeric = numeric_columns(job.clients)
+        numeric = job.clients.schema.numeric_places
         if prior is None or not numeric:
             return None
         return make_remote_shaper(job.task, usable.rows, job.clients.keys, numeric, prior, ridge)

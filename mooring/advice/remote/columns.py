@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper, boosting_of, limit_splines
-from mooring.advice.candidates.families import score_linear
+from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns
@@ -32,6 +31,7 @@ from mooring.partial_pooling.client_prior import Prior
 from mooring.partial_pooling.lambda_path import solve_path
 from mooring.shapes.boosting import OBJECTIVES, Boosting, differentiate_loss, measure_loss
 from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
+from mooring.shapes.fitting import limit_splines
 from mooring.shapes.histogram_trees import (
     GrowingTrees,
     Thresholds,
@@ -54,6 +54,8 @@ from mooring.shapes.screening import (
     sum_candidates,
 )
 from mooring.shapes.trees import Trees
+from mooring.tasks.extra_columns import boosting_of
+from mooring.tasks.linear_score import score_linear
 from mooring.tasks.proximal import is_dense
 
 HELD_INSIDE, TRAIN_INSIDE = "held inside", "without inside"  # (name, fold, folds, salt of the seed, *part): inner folds

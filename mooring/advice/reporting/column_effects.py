@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import numeric_columns
 from mooring.core.cohort import Rows
 from mooring.core.types import JsonObject
 from mooring.engines.coefficients import read_scaling
@@ -69,7 +68,7 @@ def measure_effects(
     `spline` whether the column has a spline. Empty without extra columns, and for several classes.
     """
     clients, task = job.clients, job.task
-    columns = None if shape is None else numeric_columns(clients)
+    columns = None if shape is None else clients.schema.numeric_places
     if shape is None or not columns or task.predict(w[None], clients.train.x[:1][None].to(task.dtype))[0].ndim != 1:
         return []
     averages, scaling = average(job, shape, w, columns), read_scaling(clients)

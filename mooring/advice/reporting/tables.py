@@ -27,7 +27,6 @@ from mooring.advice.evaluation.row_access import RowAccess
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.inference.recommendation import (
     CLIENT_LEVEL,
-    MeanDifference,
     Recommendations,
     describe_probability,
 )
@@ -37,6 +36,7 @@ from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.engines.prepare import Job
 from mooring.engines.theory_report import TheoryReport
+from mooring.estimates.clustered_mean import MeanDifference
 
 HELD_OUT = "held-out rows"
 
