@@ -169,7 +169,8 @@ class SavedRun:
         scaled, _, notes = encode_new_rows(source, self.schema)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        return pd.DataFrame(scaled * self.schema.scale + self.schema.mean, columns=list(self.schema.features))
+        scaling = read_scaling(self.schema)
+        return pd.DataFrame(scaled * scaling.scale + scaling.mean, columns=list(self.schema.features))
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"

@@ -230,6 +230,20 @@ def test_which_tasks_have_extra_columns_and_which_trees():
     assert all(knots[0] == 0 and knots[-1] == 5 for _, knots in few) and limit_splines(few) == few
 
 
+def test_trees_predict_by_themselves_where_they_do_not_improve_other_models():
+    rows, keys = step_rows(), np.arange(6, dtype=np.uint64)
+
+    def offset_of(scores):
+        return make_shaper(Linear(3), rows, keys, BOOSTED, None, lambda rows, fold: scores, 0, None)
+
+    useless = offset_of(np.zeros((len(rows.y), 1)))
+    perfect = offset_of(rows.y.double().numpy()[:, None])
+    assert useless.boosting == perfect.boosting == Boosting("squared")
+    assert not useless.is_score_alone and perfect.is_score_alone
+    assert SCORE in ColumnSets(Linear(4), perfect.fit(rows)[0]).names()
+    assert SCORE not in ColumnSets(Linear(4), useless.fit(rows)[0]).names()
+
+
 def bent_table(clients=12, samples=80, seed=0):
     """A target that is a square and a step, with an intercept of each client's own."""
     rng = np.random.default_rng(seed)
@@ -286,6 +300,14 @@ def test_predictions_from_the_run_directory_are_those_of_the_models(bent):
         np.testing.assert_allclose(np.sort(served.loc[frame["who"] == name, "y"]), wanted, rtol=1e-9, atol=1e-9)
     task, schema = read_task_and_schema(open_run(run))
     assert task.features == len(schema.features) == len(job.clients.features) == job.task.features
+
+
+def test_an_estimator_predicts_from_the_columns_as_its_run_makes_them(bent):
+    path, advice, run = bent
+    rows = pd.read_csv(path).query("who == 'c3'")
+    saved = mooring.open(run)
+    assert saved.schema.shape is not None
+    np.testing.assert_allclose(saved.model("c3").predict(saved.inputs(rows)), advice.predict(rows)["y"], rtol=1e-9)
 
 
 def test_a_new_client_with_a_clients_rows_gets_nearly_its_personal_model(bent):

@@ -8,13 +8,14 @@ of one set of columns has zeros elsewhere.
     product   and products of a few pairs that do
     boosted   linear columns and the boosted score
     both      linear columns, splines and the boosted score
-    score     the boosted score only, where later rows are predicted from earlier ones
+    score     the boosted score only, of trees without an offset
 
 Which splines and products are tried is decided once, by a strict test on all rows. Trees are fitted inside every fold:
 they add to the out-of-fold scores of personal linear models (the offset), so that they learn what these miss; the rows
 of a fold get scores of trees that have not seen them, and training rows get scores of trees that have not seen their
 inner fold. Later rows lie outside the range of earlier ones, where linear models continue a trend and trees stay at its
-last level: with a time column, trees have no offset, and the score may be used without linear columns.
+last level: with a time column, trees have no offset, and the score may be used without linear columns. So it is where
+no tree improves the offset: a few large residuals mislead trees on residuals before they do those on targets.
 """
 
 from __future__ import annotations
@@ -174,7 +175,10 @@ def make_shaper(
     groups: Tensor | None,
     in_time_order: bool = False,
 ) -> Shaper | None:
-    """The shaper for `wanted` ("spline", "boosted" or "auto"); None where no extra column is worth trying."""
+    """The shaper for `wanted` ("spline", "boosted" or "auto"); None where no extra column is worth trying.
+
+    Trees add to the scores of `offset`; in time order, and where they do not improve these, they predict by themselves.
+    """
     boosting = boosting_of(task)
     if boosting is None:
         return None
@@ -186,12 +190,13 @@ def make_shaper(
     with_offset = boosted and not in_time_order
     columns = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, is_spline, is_spline, with_offset).columns
     splines, booster = limit_splines(columns.splines), columns.booster
-    if boosted and in_time_order:
+    is_alone = boosted and booster is None and (in_time_order or scores is not None)
+    if is_alone:  # trees that predict by themselves
         booster = fit_columns(rows.x, rows.y, fold, boosting, splines=False, boosted=True).columns.booster
     if not splines and not columns.products and booster is None:
         return None
     trees = None if booster is None else boosting
-    return Shaper(splines, columns.products, trees, offset, keys, seed, in_time_order)
+    return Shaper(splines, columns.products, trees, offset, keys, seed, is_alone)
 
 
 def prune_columns(shape: ShapedColumns, used: set[str]) -> ShapedColumns | None:
