@@ -57,8 +57,8 @@ def read_problem(folder: Path, entry: Entry, split: int | str) -> Problem:
         levels = column[fitted].value_counts().index.tolist()
         categorical.append(len(columns))
         columns.append(column.map({level: i for i, level in enumerate(levels)}).fillna(-1).to_numpy(float))
-        dense.append(np.stack([(column == level).to_numpy(float) for level in levels[1:]], 1))
-    x = np.concatenate([block for block in dense if block.shape[1]], 1)
+        dense += [(column == level).to_numpy(float)[:, None] for level in levels[1:]]
+    x = np.concatenate(dense, 1)
     deviation = x[fitted].std(0)
     varies = deviation > 1e-12 * np.abs(x[fitted]).max(0).clip(1e-300)
     x = (x[:, varies] - x[fitted][:, varies].mean(0)) / deviation[varies]
