@@ -5,7 +5,7 @@ that are used as features. Identifiers, columns that are computed from the targe
 are left out. `time` orders the rows within a client; it is a feature only where `features` lists it. Nothing is scaled
 or transformed. `part_of` assigns a table to the half used for design or to the half that stays closed until the end.
 The tables of the third part were declared after both halves had been evaluated, those of the fourth, which all have a
-time column, after changes of predictions ahead in time had been designed and judged on the others.
+time column, after changes of predictions ahead in time had been designed and evaluated on the others.
 """
 
 from __future__ import annotations
