@@ -29,12 +29,12 @@ from torch import nn
 from benchmarks.advice_calibration import StatedGains, describe, select_calls
 from mooring.advice.advise import run_advice
 from mooring.advice.candidates.families import TUNED
-from mooring.advice.evaluation.networks import row_errors
 from mooring.core.cohort import Rows
 from mooring.data.clients import PARTS, Clients
 from mooring.data.folds import assign_folds, filter_rows, row_clients, row_losses
 from mooring.data.image_datasets import load_image_dataset
 from mooring.engines.fit import fit
+from mooring.engines.metrics import row_errors
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 

@@ -232,8 +232,25 @@ def describe(tables: dict[str, list[Table]]) -> None:
         if len(part):
             mean = 100 * (np.exp(np.log1p(part / 100).mean()) - 1)
             print(f"{column}: geometric mean {mean:+.1f}%, worst {part.max():+.0f}% ({part.idxmax()})")
+    describe_baselines([[part.baselines for part in parts if part.baselines] for parts in tables.values()])
     for other in ALTERNATIVES:
         describe_evidence([table for parts in tables.values() for table in parts], other)
+
+
+def describe_baselines(tables: list[list[dict[str, float]]]) -> None:
+    """Print how far each baseline alone is from the best of all, which is picked in hindsight."""
+    rows = [
+        pd.DataFrame(
+            [{name: np.log(loss / min(part.values())) for name, loss in part.items()} for part in parts]
+        ).mean()
+        for parts in tables
+        if parts and min(min(part.values()) for part in parts) > 0
+    ]
+    frame = pd.DataFrame(rows)
+    for name, mean in frame.dropna(axis=1).mean().sort_values().items():
+        print(
+            f"    {name} alone over the best of all: geometric mean {100 * np.expm1(mean):+.1f}%, {len(frame)} tables"
+        )
 
 
 def describe_evidence(tables: list[Table], other: str) -> None:

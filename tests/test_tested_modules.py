@@ -11,10 +11,10 @@ from tests.support.repository import ROOT
 
 TESTED_IN = {  # a module, or a package of modules that are tested alike: the test file
     "__main__": "journeys/test_operator.py",
-    "partial_pooling.client_fits": "partial_pooling/test_lambda_path.py",
     "advice.evaluation.held_out_predictions": "advice/test_advise.py",
     "advice.remote.columns": "advice/test_remote_server.py",
     "advice.remote.flower_app": "engines/test_flower_processes.py",
+    "advice.reporting.explanations": "advice/test_advise.py",
     "advice.reporting.target_units": "advice/test_advise.py",
     "algorithms": "algorithms/test_contract.py",
     "commands": "test_cli.py",
@@ -47,6 +47,7 @@ TESTED_IN = {  # a module, or a package of modules that are tested alike: the te
     "experiments.kernel": "experiments/test_experiments.py",
     "experiments.mspp": "experiments/test_experiments.py",
     "mixed_models": "mixed_models/test_mixed_model.py",
+    "partial_pooling.client_fits": "partial_pooling/test_lambda_path.py",
     "report.mixed_model_figures": "mixed_models/test_mixed_model.py",
     "runs.purposes": "runs/test_runfile.py",
     "runs.run_file_template": "test_help.py",

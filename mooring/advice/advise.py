@@ -27,7 +27,7 @@ from mooring.advice.inference.recommendation import (
 )
 from mooring.advice.new_clients.model_average import describe_average
 from mooring.advice.reporting.column_effects import measure_effects
-from mooring.advice.reporting.explanations import Explanation, add_explanations, explain_choice, find_theory
+from mooring.advice.reporting.explanations import Explanation, add_explanations, explain_choice
 from mooring.advice.reporting.learning_curve import LearningCurve, estimate_learning_curve
 from mooring.advice.reporting.sentences import write_sentences
 from mooring.advice.reporting.setting_summary import as_algorithm
@@ -55,7 +55,7 @@ from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, request
-from mooring.engines.theory_report import TheoryReport, theory_as_json
+from mooring.engines.theory_report import TheoryReport, find_theory, theory_as_json
 from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
 from mooring.runs.directory import (
     ADVICE_FILE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,6 +183,13 @@ def iterate_folds(
             yield FoldSplit(filter_rows(rows, ~out), filter_rows(rows, out), torch.nonzero(out)[:, 0])
 
 
+def sort_by_time(rows: Rows, groups: Tensor | None, times: Tensor) -> tuple[Rows, Tensor | None, Tensor]:
+    """A compact pool, its groups and its times, with each client's rows in the order of time."""
+    order = torch.from_numpy(np.lexsort((times.numpy(), row_clients(rows).numpy())))
+    sorted_rows = Rows(rows.x[order], rows.y[order], rows.start, rows.size)
+    return sorted_rows, None if groups is None else groups[order], times[order]
+
+
 def assign_time_folds(rows: Rows, time: Tensor, folds: int) -> Tensor:
     """[N]: each row's fold with forward chaining; negative for the rows of the earlier half, which only train."""
     return assign_time_blocks(rows, time, 2 * folds) - folds
@@ -201,6 +209,32 @@ def assign_time_blocks(rows: Rows, time: Tensor, count: int) -> Tensor:
     first = np.full(int(pair.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, pair, rank)
     return torch.from_numpy(first[pair] * count // np.maximum(size[owner], 1))
+
+
+def has_test_rows(clients: Clients) -> bool:
+    """Whether the table keeps rows apart for tests."""
+    return not clients.has_random_parts and int(clients.test.size.sum()) > 0
+
+
+def replace_client_rows(clients: Clients, train: Rows, validation: Rows) -> Clients:
+    """The same clients with these rows, and none to test."""
+    none = torch.zeros(len(clients), dtype=torch.long)
+    empty = Rows(train.x[:0], train.y[:0], none, none)
+    return replace(clients, train=train, validation=validation, test=empty, units=None)
+
+
+def iterate_client_folds(clients: Clients, seed: int) -> Iterator[tuple[Clients, Rows]]:
+    """The clients without each fold of their rows, and those rows; both parts are assigned to the folds."""
+    parts = [clients.train.compact(), clients.validation.compact()]
+    units = [None, None] if clients.units is None else [clients.units[part] for part in PARTS[:2]]
+    folds = [assign_folds(rows, clients.keys, DEFAULT_FOLDS, seed, groups) for rows, groups in zip(parts, units)]
+    for k in range(DEFAULT_FOLDS):
+        held = concatenate_rows(*(filter_rows(rows, fold == k) for rows, fold in zip(parts, folds)))
+        if int(held.size.sum()):
+            yield (
+                replace_client_rows(clients, *(filter_rows(rows, fold != k) for rows, fold in zip(parts, folds))),
+                held,
+            )
 
 
 def row_losses(task: Task, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,10 +23,11 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 from torch import Tensor
 
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, REGRESSION, Clients
+from mooring.data.folds import map_rows
 from mooring.tasks.network_losses import IGNORED_CLASS, class_dim
 
 CONFIDENCE_LEVEL = 0.95  # of intervals over clients
@@ -213,3 +214,25 @@ def mean_improvement(
     values = {"mean": mean, "ci_low": mean - reach, "ci_high": high}
     bounds = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": high}
     return values | {name: 100 * value / base if base > 0 else np.nan for name, value in bounds.items()}
+
+
+def row_errors(task: Any, models: Tensor, rows: Rows) -> Tensor:
+    """[N]: 1 where a row's class is not the one that its client's model [m, d] predicts, else 0; of labels, a share."""
+
+    def errors(w: Tensor, batch: Batch) -> Tensor:
+        prediction = task.predict(w, batch.x)
+        known = torch.ones_like(batch.y, dtype=torch.bool)
+        if prediction.ndim == batch.y.ndim:
+            wrong = (prediction > 0.5) != (batch.y > 0.5)
+        else:
+            known = batch.y != IGNORED_CLASS
+            likeliest = prediction.argmax(class_dim(prediction.shape, batch.y.shape, 2))
+            if likeliest.shape != batch.y.shape:
+                raise RequestError(
+                    "select_by = 'accuracy' does not apply: the model has no prediction for each target."
+                )
+            wrong = (likeliest != batch.y) & known
+        wrong, known = (part.double().reshape(*batch.y.shape[:2], -1).sum(2) for part in (wrong, known))
+        return wrong / known.clamp(min=1)
+
+    return map_rows(errors, models, rows)

@@ -7,6 +7,7 @@ not hold, its entry states that instead of a number.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite, sqrt
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx, HasSolve, Task, require
 from mooring.core.types import JsonObject
-from mooring.data.clients import Clients
+from mooring.data.clients import PARTS, Clients
+from mooring.engines.prepare import Job
 from mooring.estimates.client_summaries import local_fits, omitted_ridge
 from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
 from mooring.estimates.estimate import Estimate
@@ -31,6 +33,7 @@ from mooring.theory import alternative, minimax, upper_bounds
 from mooring.theory.federation_gain import break_even_heterogeneity
 from mooring.theory.one_stage_rate import corollary_step_sizes, rounds_bound
 
+MAX_THEORY_CLIENTS = 1_000  # clients that the theorems' constants are estimated from
 ROUNDS_ACCURACY = 1e-3  # relative accuracy that the predicted rounds are for
 
 
@@ -87,6 +90,23 @@ def report_theory(task: Task, clients: Clients, weights: str | Mapping[str, floa
         doubts,
         describe_findings(rms, lines, rules, priors),
     )
+
+
+def find_theory(job: Job) -> TheoryReport | None:
+    """The theory report; None where the theorems do not apply."""
+    try:
+        return report_theory(job.task, subsample_clients(job.clients), job.run.training.weights)
+    except RequestError:
+        return None
+
+
+def subsample_clients(clients: Clients) -> Clients:
+    """A part of very many clients, evenly taken."""
+    if len(clients) <= MAX_THEORY_CLIENTS:
+        return clients
+    some = torch.linspace(0, len(clients) - 1, MAX_THEORY_CLIENTS).long()
+    parts = {part: getattr(clients, part).select(some) for part in PARTS}
+    return replace(clients, names=tuple(clients.names[i] for i in some.tolist()), **parts)
 
 
 @client_function

@@ -58,6 +58,7 @@ TERMINAL_SENTENCES = (
     "losses",
     "fixed_terms",
     "shape",
+    "latest",
     "rows_needed",
     "contributions",
     "outliers",

@@ -13,10 +13,10 @@ from mooring.advice.advise import advise
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
 from mooring.advice.evaluation.cross_fitting import cross_fit
 from mooring.advice.new_clients.model_average import average_models, describe_average, fit_new_clients
-from mooring.advice.new_clients.personalize import iterate_client_folds, personalize, replace_client_rows
+from mooring.advice.new_clients.personalize import personalize
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
-from mooring.data.folds import concatenate_rows, usable_rows
+from mooring.data.folds import concatenate_rows, iterate_client_folds, replace_client_rows, usable_rows
 from mooring.data.loading import load
 from mooring.engines.adaptation import adapt_models
 from mooring.engines.predict import read_task_and_schema

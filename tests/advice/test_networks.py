@@ -19,12 +19,13 @@ from mooring.advice.candidates.network_candidates import (
     make_algorithm,
     train_local,
 )
-from mooring.advice.evaluation.networks import NetworkCheckpoint, choose_from_checkpoint, row_errors
+from mooring.advice.evaluation.networks import NetworkCheckpoint, choose_from_checkpoint
 from mooring.advice.reporting.setting_summary import as_algorithm
 from mooring.algorithms.base import build
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import CLASSES, Clients
+from mooring.engines.metrics import row_errors
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.runs.directory import open_run

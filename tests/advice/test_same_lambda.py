@@ -5,11 +5,10 @@ import warnings
 import pytest
 
 import mooring
-from mooring.advice.reporting.explanations import find_theory
 from mooring.algorithms.base import build
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
-from mooring.engines.theory_report import report_theory
+from mooring.engines.theory_report import find_theory, report_theory
 from mooring.estimates.client_statistics import collect_statistics
 from mooring.estimates.lambda_rules import LAMBDA_RULES
 from tests.support.tables import HSB82, TABLES

@@ -31,6 +31,7 @@ from mooring.advice.evaluation.held_out_predictions import (
     predict_held_out,
     predict_new_clients,
 )
+from mooring.advice.evaluation.latest_target import fit_latest_targets, latest_target_share
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses, zero_sums
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import (
@@ -131,6 +132,9 @@ def cross_fit(
     if varying is not None:
         own = {i: setting for i, setting in choice.own.items() if setting.family != LOCAL}
         choice = choice._replace(own=own)
+    if usable.times is not None and varying is None and isinstance(task, Linear) and task.intercept:
+        weight = torch.tensor([choice.mix.get(setting, 0.0) for setting in settings], dtype=torch.float64)
+        choice = choice._replace(latest_share=latest_target_share(data, losses, weight))
     chosen = choice
     choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
 
@@ -243,13 +247,16 @@ def fit_triple(
 ) -> ModelTriple:
     """The local, global and personal models of a choice, fitted on these rows."""
     wanted = {choice.local, choice.global_, *choice.mix, *choice.own.values()}
-    fitted = rows.cache.get(FITTED_SETTINGS, {})
-    if wanted <= fitted.keys():
-        return assemble_triple(choice, fitted)
-    models = {
-        m.setting: m for m in fit_settings(task, rows, client_weights(rows, weights), sorted(wanted), priors, sets)
-    }
-    return assemble_triple(choice, models)
+    models = rows.cache.get(FITTED_SETTINGS, {})
+    if not wanted <= models.keys():
+        fits = fit_settings(task, rows, client_weights(rows, weights), sorted(wanted), priors, sets)
+        models = {fit.setting: fit for fit in fits}
+    triple = assemble_triple(choice, models)
+    if not choice.latest_share:
+        return triple
+    latest = fit_latest_targets(task, rows)
+    local, personal = (torch.lerp(v, latest, choice.latest_share) for v in (triple.local, triple.personal))
+    return triple._replace(local=local, personal=personal)
 
 
 def assemble_triple(choice: Choice, models: Mapping[Setting, SettingModels]) -> ModelTriple:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from mooring.advice.evaluation.cross_fitting import Evidence, assemble_triple
 from mooring.advice.evaluation.held_out_losses import LossesByRow
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses
 from mooring.advice.evaluation.setting_choice import Choice, choose_settings
-from mooring.core.cohort import Batch, Rows
+from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject, NamedValues
 from mooring.data.clients import PARTS, Clients
@@ -38,16 +38,14 @@ from mooring.data.folds import (
     assign_folds,
     concatenate_rows,
     iterate_folds,
-    map_rows,
     row_clients,
     row_groups,
     row_losses,
     usable_rows,
 )
-from mooring.engines.metrics import CLASS_TARGETS
+from mooring.engines.metrics import CLASS_TARGETS, row_errors
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
-from mooring.tasks.network_losses import IGNORED_CLASS, class_dim
 
 MAX_CHEAP_TRAINING_OPERATIONS = 5e8  # parameters times rows times rounds: above it one fold is trained
 SELECTION_MEASURES = ("loss", "accuracy")
@@ -144,28 +142,6 @@ def selects_by_accuracy(job: Job) -> bool:
     if by not in SELECTION_MEASURES or (by == "accuracy" and not has_classes):
         raise RequestError(f"select_by = {by!r} does not apply: advise selects by loss, or by the accuracy of classes.")
     return by == "accuracy"
-
-
-def row_errors(task: Any, models: Tensor, rows: Rows) -> Tensor:
-    """[N]: 1 where a row's class is not the one that its client's model [m, d] predicts, else 0; of labels, a share."""
-
-    def errors(w: Tensor, batch: Batch) -> Tensor:
-        prediction = task.predict(w, batch.x)
-        known = torch.ones_like(batch.y, dtype=torch.bool)
-        if prediction.ndim == batch.y.ndim:
-            wrong = (prediction > 0.5) != (batch.y > 0.5)
-        else:
-            known = batch.y != IGNORED_CLASS
-            likeliest = prediction.argmax(class_dim(prediction.shape, batch.y.shape, 2))
-            if likeliest.shape != batch.y.shape:
-                raise RequestError(
-                    "select_by = 'accuracy' does not apply: the model has no prediction for each target."
-                )
-            wrong = (likeliest != batch.y) & known
-        wrong, known = (part.double().reshape(*batch.y.shape[:2], -1).sum(2) for part in (wrong, known))
-        return wrong / known.clamp(min=1)
-
-    return map_rows(errors, models, rows)
 
 
 def choose_from_checkpoint(job: Job, checkpoint: NetworkCheckpoint) -> tuple[Choice, NetworkPlan]:

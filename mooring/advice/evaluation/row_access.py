@@ -21,6 +21,7 @@ from mooring.data.folds import (
     number_distinct_rows,
     row_groups,
     row_times,
+    sort_by_time,
     usable_rows,
 )
 from mooring.engines.metrics import compute_metrics
@@ -45,14 +46,17 @@ class RowAccess:
     average_predictions = staticmethod(average_predictions)  # of the global model, by values of a column
 
     def usable(self, clients: Clients) -> UsableRows:
-        """Every row that appears k times, as all others do, is used once; equal rows are a group."""
+        """Every row that appears k times, as all others do, is used once; equal rows are a group. With times, each
+        client's rows are in their order."""
         rows, groups, times = usable_rows(clients), row_groups(clients), row_times(clients)
-        if groups is None and times is None:
+        if times is not None:
+            return UsableRows(*sort_by_time(rows, groups, times))
+        if groups is None:
             before = len(rows.y)
             rows, groups, _ = drop_copies(rows, number_distinct_rows(rows))
             if len(rows.y) < before:
                 clients.notes.append(f"Every row appears {before // len(rows.y)} times; each is used once.")
-        return UsableRows(rows, groups, times)
+        return UsableRows(rows, groups)
 
     def is_in_time_order(self, usable: UsableRows) -> bool:
         """Whether folds are predicted from earlier rows."""

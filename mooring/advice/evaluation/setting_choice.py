@@ -78,6 +78,7 @@ class Choice(NamedTuple):
     table: pd.DataFrame  # of every candidate its numbers, held-out loss, how much worse than the plan, error, weight
     priors: list[Prior]  # the preferred one first
     losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
+    latest_share: float = 0.0  # of each client's latest target in its local and personal models (`latest_target.py`)
     local_training: NamedValues = {}  # of networks: step size, batch and the like, given or chosen
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -19,15 +19,15 @@ from mooring.advice.inference.recommendation import DEFAULT_LEVEL, recommend
 from mooring.advice.new_clients.model_average import average_models
 from mooring.advice.reporting.tables import pick_models, recommendation_columns
 from mooring.algorithms.base import build
-from mooring.core.cohort import Round, Rows
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import PARTS, Clients
 from mooring.data.folds import (
-    DEFAULT_FOLDS,
-    assign_folds,
     concatenate_rows,
-    filter_rows,
+    has_test_rows,
+    iterate_client_folds,
+    replace_client_rows,
     row_clients,
     row_losses,
     usable_rows,
@@ -215,32 +215,6 @@ def evaluate_new_clients(
             **loss_ratios(owner, local, personal, len(clients)),
         }
     ), pick_models(models, recommendations.recommended)
-
-
-def has_test_rows(clients: Clients) -> bool:
-    """Whether the table keeps rows apart for tests."""
-    return not clients.has_random_parts and int(clients.test.size.sum()) > 0
-
-
-def replace_client_rows(clients: Clients, train: Rows, validation: Rows) -> Clients:
-    """The same clients with these rows, and none to test."""
-    none = torch.zeros(len(clients), dtype=torch.long)
-    empty = Rows(train.x[:0], train.y[:0], none, none)
-    return replace(clients, train=train, validation=validation, test=empty, units=None)
-
-
-def iterate_client_folds(clients: Clients, seed: int) -> Iterator[tuple[Clients, Rows]]:
-    """The clients without each fold of their rows, and those rows; both parts are assigned to the folds."""
-    parts = [clients.train.compact(), clients.validation.compact()]
-    units = [None, None] if clients.units is None else [clients.units[part] for part in PARTS[:2]]
-    folds = [assign_folds(rows, clients.keys, DEFAULT_FOLDS, seed, groups) for rows, groups in zip(parts, units)]
-    for k in range(DEFAULT_FOLDS):
-        held = concatenate_rows(*(filter_rows(rows, fold == k) for rows, fold in zip(parts, folds)))
-        if int(held.size.sum()):
-            yield (
-                replace_client_rows(clients, *(filter_rows(rows, fold != k) for rows, fold in zip(parts, folds))),
-                held,
-            )
 
 
 def loss_ratios(owner: np.ndarray, local: np.ndarray, personal: np.ndarray, m: int) -> dict[str, list[float]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from mooring.advice.candidates.column_sets import ColumnSets, on_columns
@@ -17,32 +15,10 @@ from mooring.advice.evaluation.setting_choice import MAX_CHOOSING_CLIENTS, Choic
 from mooring.advice.reporting import contributions
 from mooring.advice.reporting.sentences import prior_of_plan, varies_within
 from mooring.advice.reporting.tables import loss_scale
-from mooring.core.errors import RequestError
 from mooring.core.task import with_columns
-from mooring.data.clients import PARTS, Clients
 from mooring.engines.prepare import Job
-from mooring.engines.theory_report import TheoryReport, report_theory
 from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.shapes.columns import ShapedColumns
-
-MAX_THEORY_CLIENTS = 1_000  # clients that the theorems' constants are estimated from
-
-
-def subsample_clients(clients: Clients) -> Clients:
-    """A part of very many clients, evenly taken."""
-    if len(clients) <= MAX_THEORY_CLIENTS:
-        return clients
-    some = torch.linspace(0, len(clients) - 1, MAX_THEORY_CLIENTS).long()
-    parts = {part: getattr(clients, part).select(some) for part in PARTS}
-    return replace(clients, names=tuple(clients.names[i] for i in some.tolist()), **parts)
-
-
-def find_theory(job: Job) -> TheoryReport | None:
-    """The theory report; None where the theorems do not apply."""
-    try:
-        return report_theory(job.task, subsample_clients(job.clients), job.run.training.weights)
-    except RequestError:
-        return None
 
 
 class Explanation(NamedTuple):

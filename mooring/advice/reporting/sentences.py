@@ -49,6 +49,7 @@ def write_sentences(
     sentences = {
         "losses": describe_losses(summary),
         "confidence": describe_confidence(summary, len(frame)),
+        "latest": describe_latest_share(choice.latest_share),
         "rows_needed": describe_rows_needed(curve),
         "contributions": describe_contributions(frame, summary),
         "outliers": describe_outliers(frame),
@@ -131,6 +132,12 @@ def describe_shape(choice: Choice, metric: str, unit: float) -> str:
         f"Effects are not linear: the best candidate with {join_words(kinds)} has a held-out {metric} that is "
         f"{direction(100 * (1 - best / line))} than that of the best one with linear columns ({losses})."
     )
+
+
+def describe_latest_share(share: float) -> str:
+    """How much local and personal models follow each client's latest target."""
+    weight = f"The latest target of a client has {share:.0%} of the weight in its local and personal models"
+    return f"{weight}, since rows are ordered in time." if share else ""
 
 
 def describe_effects(effects: Sequence[NamedValues]) -> str:
