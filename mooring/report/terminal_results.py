@@ -58,7 +58,7 @@ TERMINAL_SENTENCES = (
     "losses",
     "fixed_terms",
     "shape",
-    "latest",
+    "time",
     "rows_needed",
     "contributions",
     "outliers",

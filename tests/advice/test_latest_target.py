@@ -84,14 +84,15 @@ def test_clients_that_stay_get_their_latest_level_and_trends_are_continued(level
     last = table[table["t"] == 23].set_index("who")["y"]
     stays = np.mean((table.loc[late, "who"].map(last) - table.loc[late, "y"]) ** 2)
     if levels:
-        assert advice.choice.latest_share > 0.9 and error < 1.2 * stays and "latest target" in advice.words["latest"]
+        assert advice.choice.latest_share > 0.9 and error < 1.2 * stays and "latest target" in advice.words["time"]
     else:
-        assert advice.choice.latest_share == 0 and error < 0.1 * stays and "latest" not in advice.words
+        assert advice.choice.latest_share == 0 and error < 0.1 * stays and "latest target" not in advice.words["time"]
 
 
 def test_without_a_time_column_and_for_classes_there_is_none():
     table = drifting_table(True)
     options = {name: value for name, value in OPTIONS.items() if name != "time_column"}
-    assert advise(table, **options).choice.latest_share == 0
+    without = advise(table, **options)
+    assert without.choice.latest_share == 0 and "time" not in without.words
     classes = table.assign(y=np.where(table["y"] > table["y"].median(), "high", "low"))
     assert advise(classes, **OPTIONS).choice.latest_share == 0

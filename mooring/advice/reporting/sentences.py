@@ -17,7 +17,7 @@ from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.natural_order import natural_key
 from mooring.core.score_sentences import describe_change, direction, format_loss, join_words
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task
 from mooring.core.types import NamedValues
 from mooring.engines.prepare import Job
 from mooring.engines.theory_report import TheoryReport
@@ -49,7 +49,7 @@ def write_sentences(
     sentences = {
         "losses": describe_losses(summary),
         "confidence": describe_confidence(summary, len(frame)),
-        "latest": describe_latest_share(choice.latest_share),
+        "time": describe_time(choice.latest_share) if predicts_ahead(job) else "",
         "rows_needed": describe_rows_needed(curve),
         "contributions": describe_contributions(frame, summary),
         "outliers": describe_outliers(frame),
@@ -134,10 +134,18 @@ def describe_shape(choice: Choice, metric: str, unit: float) -> str:
     )
 
 
-def describe_latest_share(share: float) -> str:
-    """How much local and personal models follow each client's latest target."""
-    weight = f"The latest target of a client has {share:.0%} of the weight in its local and personal models"
-    return f"{weight}, since rows are ordered in time." if share else ""
+def predicts_ahead(job: Job) -> bool:
+    """Whether held-out rows are later than those that models are fitted to; networks have random folds."""
+    return job.run.data.time_column is not None and isinstance(job.task, HasProx)
+
+
+def describe_time(latest_share: float) -> str:
+    """How much models follow each client's latest target, and what intervals ahead in time leave out."""
+    weight = f"The latest target of a client has {latest_share:.0%} of the weight in its local and personal models. "
+    return (
+        f"{weight if latest_share else ''}Intervals and probabilities hold for times like those of held-out rows, the "
+        "later half of each client's; further ahead they promise too much."
+    )
 
 
 def describe_effects(effects: Sequence[NamedValues]) -> str:
