@@ -38,7 +38,7 @@ from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.partial_pooling.client_prior import estimate_priors
 from mooring.runs.directory import open_run
-from mooring.shapes.boosting import Boosting, fit_booster
+from mooring.shapes.boosting import Boosting, fit_booster, out_of_fold_scores
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 from mooring.shapes.fitting import MAX_SPLINE_COLUMNS, limit_splines
 from mooring.shapes.trees import Trees
@@ -230,18 +230,24 @@ def test_which_tasks_have_extra_columns_and_which_trees():
     assert all(knots[0] == 0 and knots[-1] == 5 for _, knots in few) and limit_splines(few) == few
 
 
-def test_trees_predict_by_themselves_where_they_do_not_improve_other_models():
+def test_trees_predict_by_themselves_where_they_are_better_than_what_they_do_not_improve(monkeypatch):
     rows, keys = step_rows(), np.arange(6, dtype=np.uint64)
 
-    def offset_of(scores):
+    def shaper_of(scores):
         return make_shaper(Linear(3), rows, keys, BOOSTED, None, lambda rows, fold: scores, 0, None)
 
-    useless = offset_of(np.zeros((len(rows.y), 1)))
-    perfect = offset_of(rows.y.double().numpy()[:, None])
-    assert useless.boosting == perfect.boosting == Boosting("squared")
-    assert not useless.is_score_alone and perfect.is_score_alone
-    assert SCORE in ColumnSets(Linear(4), perfect.fit(rows)[0]).names()
-    assert SCORE not in ColumnSets(Linear(4), useless.fit(rows)[0]).names()
+    useless, perfect = np.zeros((len(rows.y), 1)), rows.y.double().numpy()[:, None]
+    assert shaper_of(useless).boosting is not None and not shaper_of(useless).is_score_alone
+    assert shaper_of(perfect) is None  # no tree improves it, and none is as good
+
+    def without_trees(*arguments, offset=None, **others):
+        held_out = out_of_fold_scores(*arguments, offset=offset, **others)
+        return held_out if offset is None else held_out._replace(booster=[])
+
+    monkeypatch.setattr("mooring.shapes.fitting.out_of_fold_scores", without_trees)
+    alone = shaper_of(useless)
+    assert alone.boosting == Boosting("squared") and alone.is_score_alone
+    assert SCORE in ColumnSets(Linear(4), alone.fit(rows)[0]).names()
 
 
 def bent_table(clients=12, samples=80, seed=0):

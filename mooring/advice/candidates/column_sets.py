@@ -15,7 +15,7 @@ they add to the out-of-fold scores of personal linear models (the offset), so th
 of a fold get scores of trees that have not seen them, and training rows get scores of trees that have not seen their
 inner fold. Later rows lie outside the range of earlier ones, where linear models continue a trend and trees stay at its
 last level: with a time column, trees have no offset, and the score may be used without linear columns. So it is where
-no tree improves the offset: a few large residuals mislead trees on residuals before they do those on targets.
+no tree improves the offset, but trees alone predict as well: a few large residuals mislead trees on residuals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, layer_mask, with_columns
 from mooring.data.folds import FoldSplit, assign_folds
-from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
+from mooring.shapes.boosting import Boosting, average_loss, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 from mooring.shapes.fitting import fit_columns, limit_splines
 from mooring.tasks.extra_columns import boosting_of
@@ -177,7 +177,8 @@ def make_shaper(
 ) -> Shaper | None:
     """The shaper for `wanted` ("spline", "boosted" or "auto"); None where no extra column is worth trying.
 
-    Trees add to the scores of `offset`; in time order, and where they do not improve these, they predict by themselves.
+    Trees add to the scores of `offset`. In time order they predict by themselves, and so they do where they do not
+    improve those scores, but predict held-out rows at least as well.
     """
     boosting = boosting_of(task)
     if boosting is None:
@@ -191,8 +192,11 @@ def make_shaper(
     columns = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, is_spline, is_spline, with_offset).columns
     splines, booster = limit_splines(columns.splines), columns.booster
     is_alone = boosted and booster is None and (in_time_order or scores is not None)
-    if is_alone:  # trees that predict by themselves
-        booster = fit_columns(rows.x, rows.y, fold, boosting, splines=False, boosted=True).columns.booster
+    if is_alone:
+        target = rows.y.double().numpy()
+        alone = out_of_fold_scores(rows.x.double().numpy(), target, fold, boosting)
+        limit = np.inf if in_time_order or scores is None else average_loss(target, scores, boosting)
+        booster = alone.booster if len(alone.booster) and alone.loss.min() <= limit else None
     if not splines and not columns.products and booster is None:
         return None
     trees = None if booster is None else boosting
