@@ -14,9 +14,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from mooring.advice.candidates.column_sets import (
-    ColumnSets,
-)
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import advice_options, gather_evidence
@@ -71,6 +68,7 @@ from mooring.runs.directory import (
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceOptions
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
+from mooring.shapes.column_sets import ColumnSets
 
 UNUSED_OPTIONS = ("checkpoint", "checkpoint_every")
 ROUND_OPTIONS = ("rounds", "participation", "evaluate_every", "patience", "chunk", "select_by")

@@ -10,19 +10,8 @@ import torch
 
 import mooring
 from mooring.advice.advise import advise, resume
-from mooring.advice.candidates.column_sets import (
-    BOTH,
-    INNER_FOLDS,
-    MIN_ROWS_FOR_AUTO,
-    SCORE,
-    ColumnSets,
-    Shaper,
-    add_columns,
-    make_shaper,
-    prune_columns,
-    used_columns,
-)
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
+from mooring.advice.candidates.shaper import INNER_FOLDS, MIN_ROWS_FOR_AUTO, Shaper, make_shaper
 from mooring.advice.evaluation import cross_fitting, fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, split_rows
 from mooring.advice.evaluation.evidence import apply_shape
@@ -39,6 +28,7 @@ from mooring.engines.request import request
 from mooring.partial_pooling.client_prior import estimate_priors
 from mooring.runs.directory import open_run
 from mooring.shapes.boosting import Boosting, fit_booster, out_of_fold_scores
+from mooring.shapes.column_sets import BOTH, SCORE, ColumnSets, add_columns, prune_columns, used_columns
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 from mooring.shapes.fitting import MAX_SPLINE_COLUMNS, limit_splines
 from mooring.shapes.trees import Trees
@@ -205,7 +195,7 @@ def test_rows_of_a_unit_share_their_inner_fold(monkeypatch):
         dealt.append((some, mine))
         return assign_folds(some, keys, folds, seed, mine)
 
-    monkeypatch.setattr("mooring.advice.candidates.column_sets.assign_folds", record)
+    monkeypatch.setattr("mooring.advice.candidates.shaper.assign_folds", record)
     known = {tuple(x): int(unit) for x, unit in zip(rows.x.tolist(), units)}
     for part in iterate_folds(rows, np.arange(6, dtype=np.uint64), 0, 4, units):
         shaper_with(rows).split(part, units)

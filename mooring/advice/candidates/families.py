@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets
 from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import Rows
 from mooring.core.task import HasColumns, Task, require
@@ -34,6 +33,7 @@ from mooring.partial_pooling.lambda_path import (
     PathPoint,
     solve_path,
 )
+from mooring.shapes.column_sets import ColumnSets
 from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_score import score_linear

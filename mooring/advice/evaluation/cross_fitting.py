@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets, Shaper
 from mooring.advice.candidates.families import LAMBDA, LOCAL, MIXTURE, Setting, SettingModels, fit_settings
+from mooring.advice.candidates.shaper import Shaper
 from mooring.advice.evaluation.fold_fits import (
     FoldedRows,
     FoldResult,
@@ -48,6 +48,7 @@ from mooring.core.task import Task
 from mooring.data.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, FoldSplit, count_folds, row_clients
 from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.partial_pooling.client_prior import Prior, select_priors
+from mooring.shapes.column_sets import ColumnSets
 from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense

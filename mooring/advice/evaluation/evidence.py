@@ -7,14 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import (
-    MIN_ROWS_FOR_AUTO,
-    USED,
-    ColumnSets,
-    Shaper,
-    prune_columns,
-    used_columns,
-)
+from mooring.advice.candidates.shaper import MIN_ROWS_FOR_AUTO, Shaper
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, Explain, cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult
@@ -33,6 +26,7 @@ from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
+from mooring.shapes.column_sets import USED, ColumnSets, prune_columns, used_columns
 from mooring.shapes.columns import BOOSTED, LINEAR
 from mooring.tasks.extra_columns import can_shape
 from mooring.tasks.proximal import is_dense

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, SettingModels, fit_settings
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
@@ -31,6 +30,7 @@ from mooring.partial_pooling.client_prior import (
     positive_variance,
     restrict_priors,
 )
+from mooring.shapes.column_sets import ColumnSets, on_columns
 from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 

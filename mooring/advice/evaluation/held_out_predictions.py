@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets
 from mooring.advice.candidates.families import fit_settings
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS, ModelTriple
 from mooring.advice.evaluation.setting_choice import Choice, client_weights
@@ -17,6 +16,7 @@ from mooring.core.cohort import Rows
 from mooring.core.task import Task
 from mooring.engines.metrics import Predictions, concatenate_predictions, predict_all
 from mooring.partial_pooling.client_prior import Prior, select_priors
+from mooring.shapes.column_sets import ColumnSets
 
 CLIENT_FOLDS = 10  # parts of the clients that are left out in turn
 

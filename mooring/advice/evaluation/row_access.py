@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import Shaper, make_shaper
 from mooring.advice.candidates.families import make_offset
+from mooring.advice.candidates.shaper import Shaper, make_shaper
 from mooring.advice.evaluation.fold_fits import fit_folds_in_memory
 from mooring.advice.reporting.column_effects import average_predictions
 from mooring.core.types import JsonObject

@@ -22,7 +22,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import (
     FAMILY_OF_PRIOR,
     GLOBAL,
@@ -39,6 +38,7 @@ from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.partial_pooling.client_prior import Prior, estimate_global_ridge
 from mooring.partial_pooling.end_models import has_free_intercept
 from mooring.partial_pooling.lambda_path import LAMBDA_SCALES, initial_curvature
+from mooring.shapes.column_sets import ColumnSets, on_columns
 from mooring.shapes.columns import LINEAR
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense

@@ -16,7 +16,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import (
     DIAGONAL,
     FAMILY_OF_PRIOR,
@@ -42,6 +41,7 @@ from mooring.partial_pooling.client_noise import (
 )
 from mooring.partial_pooling.end_models import fit_local_models
 from mooring.runs.directory import StoredMixture
+from mooring.shapes.column_sets import ColumnSets, on_columns
 from mooring.shapes.columns import ShapedColumns
 
 FAMILIES_BY_RICHNESS = (DIAGONAL, SIZE, INTERCEPT)  # families that go by how clients vary, the richest first

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.advise import AdviceResult  # imports all modules with client functions
-from mooring.advice.candidates.column_sets import INNER_FOLDS
+from mooring.advice.candidates.shaper import INNER_FOLDS
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.remote.access import HELD, TRAIN
 from mooring.advice.remote.column_effects import REPLACED

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import INNER_FOLDS, Shaper
+from mooring.advice.candidates.shaper import INNER_FOLDS, Shaper
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns

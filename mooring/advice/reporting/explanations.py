@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets, on_columns
 from mooring.advice.candidates.families import GLOBAL, PULLED_FAMILIES, Setting
 from mooring.advice.evaluation.setting_choice import MAX_CHOOSING_CLIENTS, Choice, client_weights
 from mooring.advice.reporting import contributions
@@ -18,6 +17,7 @@ from mooring.advice.reporting.tables import loss_scale
 from mooring.core.task import with_columns
 from mooring.engines.prepare import Job
 from mooring.partial_pooling.lambda_path import ridge_mask
+from mooring.shapes.column_sets import ColumnSets, on_columns
 from mooring.shapes.columns import ShapedColumns
 
 

@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import SETS_WITH, ColumnSets
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, MODEL_KINDS, PERSONAL
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.reporting.learning_curve import LearningCurve
@@ -22,6 +21,7 @@ from mooring.core.types import NamedValues
 from mooring.engines.prepare import Job
 from mooring.engines.theory_report import TheoryReport
 from mooring.partial_pooling.client_prior import Prior
+from mooring.shapes.column_sets import SETS_WITH, ColumnSets
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 
 MODEL_PHRASES = {GLOBAL: "the global model", PERSONAL: "a personal model", LOCAL: "a local model"}

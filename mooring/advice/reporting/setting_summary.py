@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.column_sets import ColumnSets
 from mooring.advice.candidates.families import (
     DITTO,
     FAMILY_OF_PRIOR,
@@ -25,6 +24,7 @@ from mooring.advice.candidates.families import (
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.types import JsonObject
 from mooring.partial_pooling.client_prior import Prior
+from mooring.shapes.column_sets import ColumnSets
 
 MAX_LAM = 1e6  # a finite lambda that stands for infinity, relative to the curvature 1 of standardized inputs
 MAX_LISTED_CLIENTS = 10_000  # clients up to which a run file lists every lambda
