@@ -15,7 +15,7 @@ as there are scores) or "auto": diagonal where its likelihood is better by more 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log, log1p
+from math import log1p
 from typing import Literal, NamedTuple
 
 import torch
@@ -30,7 +30,9 @@ from mooring.estimates.reml import (
     evaluate_deviance,
     factor_likelihoods,
     maximize_likelihood,
+    project_on_pattern,
     score_terms,
+    tilt_deviance,
 )
 
 VarianceFormOrAuto = Literal["scalar", "diagonal", "intercept", "auto"]
@@ -45,6 +47,7 @@ STEPS_PER_REFIT = (
 )
 LAPLACE_TOLERANCE = 1e-4  # relative change of spread and center at which Laplace's approximation has converged,
 GAIN_TOLERANCE_FACTOR = 1.0  # and deviance that a round gains, as a multiple of it: far below a relevant difference
+MIN_STEP_GAIN_SHARE = 0.1  # the same of a step within a round, as a share of it
 NEGLIGIBLE_SHARE = 1e-3  # a spread below this share of the largest is as good as 0; a deviance per client below it, too
 
 
@@ -138,21 +141,23 @@ def _laplace(
     n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, tolerance: float, intercepts: int = 1
 ) -> RandomEffects:
     """Run the rounds of `fit_laplace`, from spread t."""
-    floor = MIN_VARIANCE_SHARE * t.mean()
+    floor, pattern = MIN_VARIANCE_SHARE * t.mean(), _pattern(form, len(t), intercepts)
+    t = project_on_pattern(t, pattern)
     for _ in range(MAX_LAPLACE_ROUNDS):
         now = torch.maximum(t, floor)
         lam = 1 / (n[:, None] * now)
         modes, hessians = refit(center, torch.stack([lam, lam / (1 + VARIANCE_PROBE_SHARE)], 1))
         hessians = hessians.double()
         data = _quadratic(n, modes[:, 0].double(), hessians[:, 0], lam, center)
-        state = evaluate_deviance(data, now)
+        state = evaluate_deviance(data, project_on_pattern(now, pattern))
         tilt = _tilt(state, n, hessians[:, 0], hessians[:, 1])
         data = data._replace(tilt=tilt, near=now)
-        at, _, warnings = _best(data, form, start=now, iterations=STEPS_PER_REFIT, intercepts=intercepts)
+        state = state._replace(deviance=state.deviance + tilt_deviance(data, state.t))
+        at, _, warnings = _best(data, form, state, STEPS_PER_REFIT, intercepts, MIN_STEP_GAIN_SHARE * tolerance)
         # A coefficient whose spread converges to 0 need not converge fully.
         moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE_SHARE * at.t.max())
         shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE_SHARE * at.t.max()).sqrt()
-        gained = state.deviance + 2 * log(2) * float(tilt.sum()) - at.deviance
+        gained = state.deviance - at.deviance
         t, center = at.t, at.w
         # Where the rows are uninformative, spreads keep moving while the likelihood is constant.
         if gained < GAIN_TOLERANCE_FACTOR * tolerance or (
@@ -243,7 +248,7 @@ def _tilt(at: RemlState, n: Tensor, before: Tensor, after: Tensor) -> Tensor:
 def _best(
     data: GaussianLikelihoods,
     form: str,
-    start: Tensor | None = None,
+    start: Tensor | RemlState | None = None,
     iterations: int = MAX_ITERATIONS,
     intercepts: int = 1,
     least_gain: float = 0.0,

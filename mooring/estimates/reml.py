@@ -38,6 +38,7 @@ MAX_ITERATIONS = 200
 MAX_HALVINGS = 6
 DEVIANCE_TOLERANCE = 1e-11  # on the deviance's last decrease, relative to the number of clients and rows
 NULL_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as unobserved
+MAX_LOW_RANK_SHARE = 0.25  # of the coefficients vary: up to here their eigenvectors are quicker than Cholesky's factor
 MAX_VARIANCE_RATIO = 1e8  # largest spread over noise, relative to 1/K: beyond it the noise is 0 for all purposes
 
 
@@ -50,6 +51,7 @@ class GaussianLikelihoods(NamedTuple):
     rows: float | None  # N; None where the noise is known to be 1
     tilt: Tensor | None = None  # [d], adds 2 sum_j tilt_j log(1 + t_j/near_j) to the deviance, whose slope in log t_j
     near: Tensor | None = None  # [d]  at t = near is tilt_j: bounded at 0, so that a spread may become 0
+    is_orthogonal: bool = False  # whether the rows of each C_i are orthogonal
 
 
 class RemlState(NamedTuple):
@@ -80,7 +82,8 @@ def factor_likelihoods(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> G
     z = torch.where(is_observed, (vectors.mT @ b[..., None])[..., 0] / torch.where(is_observed, root, 1.0), 0.0)
     residual_squares = float((q - z.square().sum(1)).clamp(min=0).sum())
     rank = max(int(is_observed.sum(1).max()), 1)  # eigenvalues ascend: unobserved directions come first
-    return GaussianLikelihoods((root[..., None] * vectors.mT)[:, -rank:], z[:, -rank:], residual_squares, rows)
+    c = (root[..., None] * vectors.mT)[:, -rank:]
+    return GaussianLikelihoods(c, z[:, -rank:], residual_squares, rows, is_orthogonal=True)
 
 
 def typical_variance_ratio(data: GaussianLikelihoods) -> float:
@@ -90,16 +93,7 @@ def typical_variance_ratio(data: GaussianLikelihoods) -> float:
 
 def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
     """Return the state at t."""
-    half, hz, logs = data.c, data.z, 0.0  # G_i = 1 at t = 0
-    if bool(t.any()):
-        matrix = torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        if bool(failed.any()):  # rounding errors of entries of very different sizes
-            rounding = torch.finfo(t.dtype).eps * matrix.diagonal(dim1=1, dim2=2).sum(1)
-            factor = torch.linalg.cholesky(matrix + rounding[:, None, None] * torch.eye(len(matrix[0]), dtype=t.dtype))
-        half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
-        half, hz = half[..., :-1], half[..., -1]
-        logs = 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum())
+    half, hz, logs = _whiten(data, t)
     p = half.mT @ half
     r = (half.mT @ hz[..., None])[..., 0]
     values, vectors = torch.linalg.eigh(p.sum(0))
@@ -114,18 +108,46 @@ def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
         freedom = data.rows - int(is_observed.sum())
         noise = max(rss / freedom, torch.finfo(t.dtype).tiny)
         deviance = freedom * log(noise) + logs
-    if data.tilt is not None and data.near is not None:
-        deviance += 2 * float((data.tilt * (t / data.near).log1p()).sum())
-    return RemlState(t, deviance, noise, w, w_cov, p, r - p @ w)
+    return RemlState(t, deviance + tilt_deviance(data, t), noise, w, w_cov, p, r - p @ w)
+
+
+def tilt_deviance(data: GaussianLikelihoods, t: Tensor) -> float:
+    """Return what the tilt adds to the deviance at t."""
+    if data.tilt is None or data.near is None:
+        return 0.0
+    return 2 * float((data.tilt * (t / data.near).log1p()).sum())
+
+
+def _whiten(data: GaussianLikelihoods, t: Tensor) -> tuple[Tensor, Tensor, float]:
+    """G_i^-1/2 C_i [m, r, d], G_i^-1/2 c_i [m, r] and sum_i log|G_i|, by what is quickest at t."""
+    varies = t > 0
+    if data.is_orthogonal and bool((t == t[0]).all()):  # G_i is diagonal
+        growth = 1 + t[0] * data.c.square().sum(2)
+        root = growth.sqrt()
+        return data.c / root[..., None], data.z / root, float(growth.log().sum())
+    both = torch.cat([data.c, data.z[..., None]], -1)
+    if int(varies.sum()) <= len(t) * MAX_LOW_RANK_SHARE:  # G_i = 1 + F F' = 1 + U diag(values) U' of orthogonal U
+        few = data.c[..., varies] * t[varies].sqrt()
+        values, vectors = torch.linalg.eigh(few.mT @ few)
+        few, root = few @ vectors, (1 + values.clamp(min=0)).sqrt()
+        both = both - (few / (root * (1 + root))[:, None]) @ (few.mT @ both)
+        return both[..., :-1], both[..., -1], 2 * float(root.log().sum())
+    matrix = torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed.any()):  # rounding errors of entries of very different sizes
+        rounding = torch.finfo(t.dtype).eps * matrix.diagonal(dim1=1, dim2=2).sum(1)
+        factor = torch.linalg.cholesky(matrix + rounding[:, None, None] * torch.eye(len(matrix[0]), dtype=t.dtype))
+    both = torch.linalg.solve_triangular(factor, both, upper=False)
+    return both[..., :-1], both[..., -1], 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum())
 
 
 def score_terms(data: GaussianLikelihoods, at: RemlState) -> tuple[Tensor, Tensor, Tensor]:
     """Per coefficient: sum_i [P - P A^-1 P]_jj, sum_i u^2/sigma^2, and the deviance's expected Hessian [d, d]."""
-    expected = (at.p.diagonal(dim1=1, dim2=2) - ((at.p @ at.w_cov) * at.p).sum(-1)).sum(0)
+    diagonal = at.p.diagonal(dim1=1, dim2=2).sum(0)
+    expected = diagonal - ((at.p @ at.w_cov) * at.p).sum((0, 2))
     observed = at.u.square().sum(0) / at.noise
     hessian = at.p.square().sum(0)
     if data.rows is not None:
-        diagonal = at.p.diagonal(dim1=1, dim2=2).sum(0)
         hessian = hessian - torch.outer(diagonal, diagonal) / data.rows
     if data.tilt is not None and data.near is not None:
         slant = 2 * data.tilt / (data.near + at.t)
@@ -136,22 +158,29 @@ def score_terms(data: GaussianLikelihoods, at: RemlState) -> tuple[Tensor, Tenso
 def maximize_likelihood(
     data: GaussianLikelihoods,
     pattern: Tensor | None,
-    start: Tensor | None = None,
+    start: Tensor | RemlState | None = None,
     iterations: int = MAX_ITERATIONS,
     least_gain: float = 0.0,
 ) -> tuple[RemlState, bool]:
     """The restricted maximum likelihood estimate of t, and whether it converged.
 
     With `pattern` [d] t is a multiple of it, such as the same for all coefficients; without, each has its own. It ends
-    when a step lowers the deviance by less than `least_gain`, or by less than rounding errors.
+    when a step lowers the deviance by less than `least_gain`, or by less than rounding errors, or would do so if the
+    deviance were quadratic. `start` is a t, or the state there.
     """
     unit = typical_variance_ratio(data)
-    first = torch.full_like(data.c[0, 0], unit) if start is None else start
-    at = evaluate_deviance(data, first if pattern is None else float((first * pattern).sum() / pattern.sum()) * pattern)
+    if isinstance(start, RemlState):
+        at = start
+    else:
+        first = torch.full_like(data.c[0, 0], unit) if start is None else start
+        at = evaluate_deviance(data, project_on_pattern(first, pattern))
     least_gain = max(least_gain, DEVIANCE_TOLERANCE * (len(data.z) + (data.rows or 0)))
     for _ in range(iterations):
         expected, observed, hessian = score_terms(data, at)
-        new = _scoring(data, at, expected - observed, hessian, pattern, MAX_VARIANCE_RATIO * unit)
+        step, predicted = _scoring_step(at.t, expected - observed, hessian, pattern)
+        if 0 <= predicted < least_gain:
+            return at, True
+        new = _first_improvement(data, at, step, MAX_VARIANCE_RATIO * unit)
         if new is None:
             if pattern is not None:
                 expected, observed = pattern @ expected, pattern @ observed
@@ -166,26 +195,34 @@ def maximize_likelihood(
     return at, False
 
 
-def _scoring(
-    data: GaussianLikelihoods, at: RemlState, slope: Tensor, hessian: Tensor, pattern: Tensor | None, largest: float
-) -> RemlState | None:
-    """The first halved Fisher scoring step that lowers the deviance, on the coefficients not held at 0."""
-    t = at.t
+def project_on_pattern(t: Tensor, pattern: Tensor | None) -> Tensor:
+    """[d]: the multiple of the pattern with the mean of t on it."""
+    return t if pattern is None else float((t * pattern).sum() / pattern.sum()) * pattern
+
+
+def _scoring_step(t: Tensor, slope: Tensor, hessian: Tensor, pattern: Tensor | None) -> tuple[Tensor, float]:
+    """[d]: Fisher's scoring step s, for which slope's + s'hessian s / 2 is least, and how far that is below 0.
+
+    Coefficients that the step would make negative are put to 0, and the steps of the others are solved for again.
+    """
+    basis = torch.eye(len(t), dtype=t.dtype) if pattern is None else pattern[None]
     if pattern is not None:
-        t, slope, hessian = (
-            (at.t.max() / pattern.max())[None],
-            (pattern @ slope)[None],
-            (pattern @ hessian @ pattern)[None, None],
-        )
-    free = (t > 0) | (slope < 0)
-    if not bool(free.any()):
-        return None
-    block = hessian[free][:, free]
-    step = torch.zeros_like(t)
-    step[free] = torch.linalg.pinv(block, hermitian=True) @ slope[free]
+        t, slope, hessian = (t.max() / pattern.max())[None], basis @ slope, basis @ hessian @ basis.T
+    free, step = (t > 0) | (slope < 0), -t
+    while bool(free.any()):
+        rest = slope + hessian[:, ~free] @ step[~free]
+        step[free] = -(torch.linalg.pinv(hessian[free][:, free], hermitian=True) @ rest[free])
+        negative = free & (t + step < 0)
+        if not bool(negative.any()):
+            break
+        free, step = free & ~negative, torch.where(negative, -t, step)
+    return step @ basis, -float(slope @ step + step @ hessian @ step / 2)
+
+
+def _first_improvement(data: GaussianLikelihoods, at: RemlState, step: Tensor, largest: float) -> RemlState | None:
+    """The state after the first halved step that lowers the deviance."""
     for halving in range(MAX_HALVINGS):
-        moved = (t - step * 0.5**halving).clamp(0, largest)
-        new = evaluate_deviance(data, moved if pattern is None else moved * pattern)
+        new = evaluate_deviance(data, (at.t + step * 0.5**halving).clamp(0, largest))
         if new.deviance < at.deviance:
             return new
     return None

@@ -37,7 +37,7 @@ FIRST_RIDGE = 1e-4  # makes the global model that Laplace's approximation starts
 MAX_NEWTON_STEPS = 30
 GRADIENT_TOLERANCE = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from,
-MIN_VARIANCE = 1e-3  # the smallest mean of a warm start,
+MIN_VARIANCE = 1e-3  # the smallest that a warm start may have as its largest,
 MAX_DISPERSION_ROUNDS = 4  # of estimates of spread and dispersion in turn,
 DISPERSION_TOLERANCE = 0.05  # which end at this relative change
 MIN_DISPERSION, MAX_DISPERSION = 0.5, 1e4  # of likelihoods: counts
@@ -118,8 +118,8 @@ def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffec
     n = rows.size.double()
     common = fit_global_model(task, rows) if near is None else near.center
     first = torch.tensor(FIRST_VARIANCE).double() if near is None else near.variance
-    if near is not None and (form == "scalar" or float(first.mean()) < MIN_VARIANCE):
-        first = first.mean().clamp(min=MIN_VARIANCE)
+    if near is not None and float(first.max()) < MIN_VARIANCE:
+        first = torch.full_like(first, MIN_VARIANCE)
     modes = [common.to(task.dtype).expand(len(n), -1)]
     if near is not None and len(near.models) == len(n):
         modes = [near.models.to(task.dtype)]

@@ -18,7 +18,13 @@ from mooring.estimates.random_effects import (
     fit_reml_to_fits,
     pooled_dispersion,
 )
-from mooring.estimates.reml import GaussianLikelihoods, evaluate_deviance, factor_likelihoods, score_terms
+from mooring.estimates.reml import (
+    GaussianLikelihoods,
+    _scoring_step,
+    evaluate_deviance,
+    factor_likelihoods,
+    score_terms,
+)
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -54,10 +60,10 @@ def as_normal(stats, rows=True):
 
 
 def test_deviance_is_that_of_the_rows_up_to_a_constant():
-    stats, xs, ys, _ = federation()
+    stats, xs, ys, _ = federation(d=8)
     data = as_normal(stats)
     values = []
-    for tau2 in ([0.5, 0.5, 0.5], [0.0, 0.3, 2.0], [1e-3, 7.0, 0.1]):
+    for tau2 in ([0.5] * 8, [0.0] * 8, [0.0, 0.3] * 4, [*[0.0] * 6, 0.3, 2.0], [*[0.0] * 7, 0.4], [1e-3, 7.0] * 4):
         at = evaluate_deviance(data, torch.tensor(tau2, dtype=torch.float64))
         sigma2 = at.noise
         expected, w = dense_deviance(sigma2 * np.array(tau2), sigma2, xs, ys)
@@ -78,6 +84,21 @@ def test_slope_equals_finite_differences(rows):
         step[j] = 1e-6
         slope = (evaluate_deviance(data, t + step).deviance - evaluate_deviance(data, t - step).deviance) / 2e-6
         assert float((expected - observed)[j]) == pytest.approx(slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("pattern", [None, torch.ones(6).double(), torch.tensor([0.0] * 4 + [1.0] * 2).double()])
+def test_scoring_steps_are_solved_for_where_they_keep_spreads_above_0(pattern):
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        root = rng.normal(size=(6, 6))
+        t, slope, hessian = np.abs(rng.normal(size=6)), 3 * rng.normal(size=6), root @ root.T
+        t = t if pattern is None else t[0] * pattern.numpy()
+        step, predicted = _scoring_step(*(torch.from_numpy(part) for part in (t, slope, hessian)), pattern)
+        step, basis = step.numpy(), np.eye(6) if pattern is None else pattern.numpy()[None]
+        moved = basis @ (t + step)
+        assert (t + step >= -1e-12).all()
+        np.testing.assert_allclose((basis @ (slope + hessian @ step))[moved > 1e-9], 0, atol=1e-8)
+        assert predicted == pytest.approx(-(slope @ step + step @ hessian @ step / 2))
 
 
 @pytest.mark.parametrize("form", ["scalar", "diagonal"])
