@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, SettingModels, fit_settings
+from mooring.advice.candidates.families import (
+    FAMILY_OF_PRIOR,
+    GLOBAL,
+    LAMBDA,
+    LOCAL,
+    Setting,
+    SettingModels,
+    fit_settings,
+)
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
 from mooring.core.client_functions import ClientRows
@@ -201,11 +209,12 @@ def fit_fold(
 ) -> tuple[FoldResult, list[T]]:
     """All candidates on the fold's training rows, with priors of its own: what `evaluate` makes of their models.
 
-    For columns that no setting uses, the priors are those of all rows.
+    For columns on which no setting uses a prior, the priors are those of all rows.
     """
     priors = list(near.combined)
     if priors:
-        used = {setting.columns for setting in settings} or {prior.columns for prior in priors}
+        families = FAMILY_OF_PRIOR.values()
+        used = {s.columns for s in settings if s.family in families} if settings else {p.columns for p in priors}
         raw = estimate_all_priors(data.task, part.train, data.sets, near.raw, used)
         estimated = {
             (p.columns, p.kind): p for p in combine_priors(data.task, part.train, raw, data.sets, data.varying)
