@@ -40,7 +40,7 @@ WIDE_REFINEMENTS = 4  # and is taken back by as many steps of refinement
 MAX_NEWTON_STEPS = 50
 MAX_HALVINGS = 30
 MAX_CLIENTS_PER_BLOCK = 4_000  # clients beyond which a linear path is solved block by block
-MAX_HESSIAN_NUMBERS = 20_000_000  # numbers that the Hessians may have that are factorised at a time
+MAX_HESSIAN_NUMBERS = 2**17  # numbers that the Hessians may have that are factorized at a time: they stay in the cache
 
 
 class PathPoint(NamedTuple):
@@ -356,26 +356,26 @@ def _newton_step(
     here: LossDerivatives, p: Tensor, s: Tensor, pull: Tensor, ridge: Tensor, w: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """The steps of w and z, and twice the decrease that they would bring if the losses were quadratic."""
-    dim = len(w)
-    eye = torch.eye(dim, dtype=w.dtype)
-    schur, slope = torch.diag(ridge), ridge * w
+    schur, slope = torch.diag(ridge), ridge * w + p @ here.slope
     solutions = []
-    for block in torch.arange(len(z)).split(max(1, MAX_HESSIAN_NUMBERS // dim**2)):
-        share, g, h = p[block], here.slope[block], here.hessian[block]
-        stiff = torch.where(torch.isinf(pull[block]), 1.0, pull[block])
+    for block in torch.arange(len(z)).split(max(1, MAX_HESSIAN_NUMBERS // len(w) ** 2)):
         moves = (~torch.isinf(pull[block])).to(w.dtype)[:, None]
-        inner = s[:, None] * h * s + stiff[:, None, None] * eye
-        grown = inner.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps)  # keeps it positive definite
-        factor = torch.linalg.cholesky_ex(inner + torch.diag_embed(grown))[0]
-        sh = moves[..., None] * s[:, None] * h
-        gz = moves * (s * g + stiff[:, None] * z[block])
-        both = torch.cholesky_solve(torch.cat([sh, gz[..., None]], 2), factor)
-        schur = schur + torch.einsum("c,cij->ij", share, h - sh.mT @ both[..., :-1])
-        slope = slope + share @ (g - (sh.mT @ both[..., -1:])[..., 0])
-        solutions.append((block, both, gz))
+        stiff = torch.where(moves > 0, pull[block, None], 1.0)
+        sh = s[:, None] * here.hessian[block]
+        inner = sh * s
+        inner.diagonal(dim1=1, dim2=2).add_(stiff).mul_(1 + 8 * torch.finfo(w.dtype).eps)  # keeps it positive definite
+        factor = torch.linalg.cholesky_ex(inner)[0]
+        gz = moves * (s * here.slope[block] + stiff * z[block])
+        half = torch.linalg.solve_triangular(factor, torch.cat([moves[..., None] * sh, gz[..., None]], 2), upper=False)
+        weighted = p[block, None, None].sqrt() * half
+        square = (weighted[..., :-1].mT @ weighted).sum(0)
+        schur = schur + torch.einsum("c,cij->ij", p[block], here.hessian[block]) - square[:, :-1]
+        slope = slope - square[:, -1]
+        solutions.append((block, factor, half, gz))
     dw = _solve_symmetric(schur, slope)
     dz, decrease = torch.zeros_like(z), float((ridge * w + p @ here.slope) @ dw)
-    for block, both, gz in solutions:
-        dz[block] = both[..., -1] - (both[..., :-1] @ dw)
+    for block, factor, half, gz in solutions:
+        left = half[..., -1:] - half[..., :-1] @ dw[:, None]
+        dz[block] = torch.linalg.solve_triangular(factor.mT, left, upper=True)[..., 0]
         decrease += float(p[block] @ (gz * dz[block]).sum(1))
     return dw, dz, decrease
