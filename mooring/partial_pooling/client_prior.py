@@ -54,8 +54,8 @@ class Prior(NamedTuple):
 def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) -> list[Prior]:
     """All kinds, the simplest first; none where the task has no Hessian or the rows are too few.
 
-    Of very many coefficients (features of a kernel) only the simplest. Approximations start from `near`, the priors
-    of much the same rows.
+    Of very many coefficients (features of a kernel) only the simplest. With `near`, the priors of much the same rows,
+    only their kinds, and approximations start from them.
     """
     known = {prior.kind: prior.spread for prior in near}
 
@@ -63,7 +63,7 @@ def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) ->
         return [estimate_random_effects(task, rows, kind, known.get(kind))]
 
     estimates = []
-    for (effects,) in rows.map_independent(of_kind, available_forms(task)):
+    for (effects,) in rows.map_independent(of_kind, list(known) or available_forms(task)):
         if effects is None:
             break
         estimates.append(effects)
@@ -92,7 +92,7 @@ def average_kinds(priors: list[Prior]) -> list[Prior]:
         return []
     simple, rich, intercept = split_kinds(priors)
     _, scalar, diagonal = kind_weights(priors)
-    share = diagonal / max(scalar + diagonal, 1e-300)
+    share = diagonal_share(priors)
     if share < MIN_DIAGONAL_WEIGHT:
         first = simple._replace(variance=(scalar + diagonal) * simple.variance)
     else:
@@ -136,14 +136,19 @@ def kind_weights(priors: list[Prior]) -> tuple[float, float, float]:
     return none, scalar, diagonal
 
 
+def diagonal_share(priors: list[Prior]) -> float:
+    """The weight of the diagonal kind, given that there is a variance."""
+    _, scalar, diagonal = kind_weights(priors)
+    return diagonal / max(scalar + diagonal, 1e-300)
+
+
 def positive_variance(priors: list[Prior]) -> Tensor:
     """[d]: the variance given that it is not 0.
 
     Where one variance for all is estimated as 0, its standard error is used: 0 is an estimate, too.
     """
     simple, rich, _ = split_kinds(priors)
-    _, scalar, diagonal = kind_weights(priors)
-    share = diagonal / max(scalar + diagonal, 1e-300)
+    share = diagonal_share(priors)
     least = simple.spread.variance_cov[0, 0].clamp(min=0).sqrt()
     plain = torch.where(torch.isfinite(least), torch.maximum(simple.variance, least), simple.variance)
     return plain if share < MIN_DIAGONAL_WEIGHT else (1 - share) * plain + share * rich.variance

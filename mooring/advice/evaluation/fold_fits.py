@@ -6,7 +6,7 @@ of a fold is a few tensors (`FoldResult`), so an interrupted run need not repeat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mooring.advice.candidates.families import (
     FAMILY_OF_PRIOR,
     GLOBAL,
+    INTERCEPT,
     LAMBDA,
     LOCAL,
     Setting,
@@ -45,6 +46,7 @@ from mooring.tasks.linear import Linear
 T = TypeVar("T")
 SCREENING_FOLDS = 2  # after which candidates without a chance are dropped:
 MAX_LOG_LIKELIHOOD_DEFICIT = 20.0  # on these folds, to the best candidate
+MIN_REPEATED_SHARE = 1e-4  # of the diagonal kind on all rows: on those of a fold, less stays below MIN_DIAGONAL_WEIGHT
 REPORTED_SETTINGS = 3  # of the best local ones that are never dropped; nor are the global ones, which take one fit each
 
 
@@ -156,26 +158,36 @@ def estimate_all_priors(
     task: Task,
     rows: ClientRows,
     sets: ColumnSets | None,
-    near: Sequence[Prior] = (),
-    used: Collection[str] | None = None,
+    near: Sequence[Prior] | None = None,
     known: Sequence[Prior] = (),
 ) -> list[Prior]:
-    """The priors of every kind, for each (or each `used`) set of columns; approximations start from `near`.
+    """The priors of every kind for each set of columns, or those of `near`, from which approximations start.
 
     `known` are those of linear columns, which need not be estimated again.
     """
-    if sets is None:
-        return list(known) or estimate_priors(task, rows, near)
 
     def estimate(name: str) -> list[Prior]:
         if name == LINEAR and known:
             return list(known)
-        start = [prior for prior in near if prior.columns == name]
-        priors = estimate_priors(sets.task_on(name), sets.rows_on(rows, name), start)
-        return [prior._replace(columns=name) for prior in priors]
+        at, start = on_columns(task, rows, sets, name), [prior for prior in near or () if prior.columns == name]
+        return [prior._replace(columns=name) for prior in estimate_priors(at.task, at.rows, start)]
 
-    names = [name for name in sets.names() if used is None or name in used]
+    names = ([LINEAR] if sets is None else sets.names()) if near is None else {prior.columns: 0 for prior in near}
     return [prior for priors in rows.map_independent(estimate, names) for prior in priors]
+
+
+def select_used_priors(raw: Sequence[Prior], settings: Sequence[Setting]) -> list[Prior]:
+    """The priors of all rows without those that make no difference to models of these settings."""
+    used = {(s.columns, s.family == INTERCEPT) for s in settings if s.family in FAMILY_OF_PRIOR.values()}
+    kinds = {name: [prior for prior in raw if prior.columns == name] for name, _ in used}
+    without = {name for name in kinds if diagonal_share(kinds[name]) < MIN_REPEATED_SHARE}
+
+    def is_used(prior: Prior) -> bool:
+        if prior.kind == "intercept":
+            return (prior.columns, True) in used
+        return prior.columns in kinds and (prior.kind == "scalar" or prior.columns not in without)
+
+    return list(filter(is_used, raw))
 
 
 def combine_priors(
@@ -209,17 +221,16 @@ def fit_fold(
 ) -> tuple[FoldResult, list[T]]:
     """All candidates on the fold's training rows, with priors of its own: what `evaluate` makes of their models.
 
-    For columns on which no setting uses a prior, the priors are those of all rows.
+    Priors that no setting uses are those of all rows.
     """
     priors = list(near.combined)
     if priors:
-        families = FAMILY_OF_PRIOR.values()
-        used = {s.columns for s in settings if s.family in families} if settings else {p.columns for p in priors}
-        raw = estimate_all_priors(data.task, part.train, data.sets, near.raw, used)
+        used = select_used_priors(near.raw, settings) if settings else near.raw
+        raw = estimate_all_priors(data.task, part.train, data.sets, used)
         estimated = {
             (p.columns, p.kind): p for p in combine_priors(data.task, part.train, raw, data.sets, data.varying)
         }
-        first = {name: next((p for p in estimated.values() if p.columns == name), None) for name in used}
+        first = {p.columns: p for p in reversed(estimated.values())}
         for k, prior in enumerate(priors):
             # The preferred prior of a set may be of another kind here: it is the first of its columns.
             other = first.get(prior.columns) if prior.kind != "intercept" else None
