@@ -1,0 +1,22 @@
+"""Memory of temporary tensors that the next ones take over."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+MAX_REUSED_BYTES = 2**25  # of a tensor whose memory is taken over: the most that glibc allows
+MAX_KEPT_BYTES = 2**28  # free memory of the process beyond which the rest is given back to the system
+
+
+def keep_freed_memory() -> None:
+    """Let new tensors take over the memory of freed ones, where the C library is glibc.
+
+    By default it gives the memory of tensors of some megabytes back to the system at once. Each new one then starts
+    with page faults, which take as long as the computation itself where thousands of small matrices are factorized.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAX_REUSED_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
