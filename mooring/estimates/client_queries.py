@@ -18,8 +18,11 @@ from torch import Tensor
 
 from mooring.core.client_functions import ClientRows, client_function, rows_function
 from mooring.core.cohort import Batch, Rows, select
-from mooring.core.task import HasDispersion, HasHessian, HasProx, Task, require
+from mooring.core.task import HasDispersion, HasHessian, Task, require
 from mooring.estimates.client_summaries import ClientSummary, LinearStats, summarize_clients
+from mooring.tasks.proximal import proximal_newton
+
+RELATIVE_GRADIENT_TOLERANCE = 1e-5  # of penalized fits, from which Newton's next step, which squares it, is the last
 
 
 class PointAndHessian(NamedTuple):
@@ -69,9 +72,9 @@ def fit_penalized(task: Task, batch: Batch, lam: Tensor, start: Tensor, *, cente
 
     The first is searched from `start`, each other one from the one before.
     """
-    points, hessians = [start], []
+    points, hessians, w = [start], [], center.to(task.dtype).expand_as(start)
     for pull in lam.to(task.dtype).unbind(1):
-        points.append(require(task, HasProx).prox(center.to(task.dtype), pull, batch, points[-1]))
+        points.append(proximal_newton(task, pull, w, batch, points[-1], tol=RELATIVE_GRADIENT_TOLERANCE))
         hessians.append(require(task, HasHessian).hessian(points[-1], batch).double())
     return PointAndHessian(torch.stack(points[1:], 1), torch.stack(hessians, 1))
 

@@ -228,7 +228,7 @@ def _quadratic(n: Tensor, modes: Tensor, hessians: Tensor, lam: Tensor, center: 
     """n_i L_i to second order at the mode, where grad L_i = lam (center - mode)."""
     k = n[:, None, None] * hessians
     b = (k @ modes[..., None])[..., 0] - n[:, None] * lam * (center - modes)
-    return factor_likelihoods(k, b, torch.zeros_like(n), None)
+    return factor_likelihoods(k, b, torch.zeros_like(n), None, is_orthogonal=False)
 
 
 def _tilt(at: RemlState, n: Tensor, before: Tensor, after: Tensor) -> Tensor:

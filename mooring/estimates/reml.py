@@ -74,8 +74,19 @@ class RemlState(NamedTuple):
         return self.noise * (torch.diag(self.t) - self.t[:, None] * self.p * self.t)
 
 
-def factor_likelihoods(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> GaussianLikelihoods:
-    """The factors of K_i [m, d, d], b_i [m, d], q_i [m]."""
+def factor_likelihoods(
+    k: Tensor, b: Tensor, q: Tensor, rows: float | None, is_orthogonal: bool = True
+) -> GaussianLikelihoods:
+    """The factors of K_i [m, d, d], b_i [m, d], q_i [m]: roots by eigenvalues, or by Cholesky where these suffice.
+
+    Roots with orthogonal rows take ten times as long, and make states where all t are the same four times as quick.
+    """
+    if not is_orthogonal:
+        factor, failed = torch.linalg.cholesky_ex(k)
+        pivot = factor.diagonal(dim1=1, dim2=2).square()
+        if not bool(failed.any()) and bool((pivot.amin(1) > NULL_EIGENVALUE_SHARE * pivot.amax(1)).all()):
+            z = torch.linalg.solve_triangular(factor, b[..., None], upper=False)[..., 0]
+            return GaussianLikelihoods(factor.mT, z, float((q - z.square().sum(1)).clamp(min=0).sum()), rows)
     values, vectors = torch.linalg.eigh(k)
     is_observed = values > NULL_EIGENVALUE_SHARE * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
     root = torch.where(is_observed, values, 0.0).sqrt()

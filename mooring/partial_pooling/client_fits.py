@@ -10,10 +10,9 @@ from torch import Tensor
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.task import HasProx, Task, require
+from mooring.estimates.client_queries import RELATIVE_GRADIENT_TOLERANCE
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense, proximal_newton
-
-RELATIVE_GRADIENT_TOLERANCE = 1e-5  # from which Newton's next step, which squares it, is the last
 
 
 class LossDerivatives(NamedTuple):

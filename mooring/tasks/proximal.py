@@ -49,9 +49,9 @@ def proximal_newton(
     def dense(v: Tensor, g: Tensor) -> Tensor:
         known_here = known[0][0] is v
         h = known[0][1][2] if known_here else require(task, HasHessian).hessian(v, batch)
-        h = h + torch.diag_embed(pull)
-        grown = torch.diag_embed(h.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps))  # keeps it invertible
-        return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h + grown)[0])[..., 0]
+        h = h.clone()
+        h.diagonal(dim1=1, dim2=2).add_(pull).mul_(1 + 8 * torch.finfo(h.dtype).eps)  # keeps it invertible
+        return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h)[0])[..., 0]
 
     def iterated(v: Tensor, g: Tensor) -> Tensor:
         product = require(task, HasHessianProduct).hessian_product

@@ -74,6 +74,19 @@ def test_deviance_is_that_of_the_rows_up_to_a_constant():
     assert np.ptp(values) < 1e-8
 
 
+@pytest.mark.parametrize("sizes", [[9, 20, 14], [2, 20, 14]])  # Cholesky's factors, and those of singular K_i
+def test_roots_without_orthogonal_rows_give_the_same_likelihoods(sizes):
+    stats = federation(m=3, n=sizes)[0]
+    n, k = stats.n, stats.n[:, None, None] * stats.gram
+    b = n[:, None] * stats.moment
+    orthogonal, other = (factor_likelihoods(k, b, n * stats.yy, None, choice) for choice in (True, False))
+    for t in ([0.5] * 3, [0.0, 0.3, 2.0]):
+        a, c = (evaluate_deviance(data, torch.tensor(t, dtype=torch.float64)) for data in (orthogonal, other))
+        assert a.deviance == pytest.approx(c.deviance, rel=1e-10)
+        torch.testing.assert_close(a.models, c.models)
+        torch.testing.assert_close(a.covs, c.covs)
+
+
 @pytest.mark.parametrize("rows", [True, False])
 def test_slope_equals_finite_differences(rows):
     data = as_normal(federation()[0], rows)
