@@ -167,9 +167,10 @@ def _laplace(
     else:
         warnings += (f"Laplace's approximation still moved after {MAX_LAPLACE_ROUNDS} rounds.",)
     effects = _spread(at, data, torch.ones_like(n), form, "Laplace approximation", warnings)
-    return effects._replace(
-        deviance=at.deviance - maximize_likelihood(data, torch.ones_like(t))[0].deviance if form == "diagonal" else 0.0
-    )
+    if form != "diagonal":
+        return effects._replace(deviance=0.0)
+    common, _ = maximize_likelihood(data, torch.ones_like(t), at.t, least_gain=MIN_STEP_GAIN_SHARE * tolerance)
+    return effects._replace(deviance=at.deviance - common.deviance)
 
 
 def deviance_gain(spread: RandomEffects) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) ->
     Of very many coefficients (features of a kernel) only the simplest. With `near`, the priors of much the same rows,
     only their kinds, and approximations start from them.
     """
-    known = {prior.kind: prior.spread for prior in near}
+    known = {cast(VarianceForm, prior.kind): prior.spread for prior in near}
 
     def of_kind(kind: VarianceForm) -> list[SampledRandomEffects | None]:
         return [estimate_random_effects(task, rows, kind, known.get(kind))]

@@ -35,6 +35,7 @@ from mooring.partial_pooling.client_noise import estimate_noise
 from mooring.partial_pooling.client_prior import (
     Prior,
     average_kinds,
+    diagonal_share,
     estimate_priors,
     positive_variance,
     restrict_priors,
