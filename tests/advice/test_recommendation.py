@@ -51,6 +51,19 @@ def test_a_model_must_be_practically_the_same_at_held_out_rows_too():
     assert choose_models(unseen._replace(loss=held.loss), own([[0.0, FAR]] * 3), margin=1e9).tolist() == [LOCAL] * 3
 
 
+def test_one_standard_error_is_added_to_a_clients_divergence():
+    """Rows of equal divergence have none; of a few that diverge much, others may diverge as well."""
+    each = np.array([[0.006] * 8, [0.0] * 7 + [0.048]])  # the same mean; errors 0 and 0.006
+    assert np.std(each, axis=1, ddof=1) / 8**0.5 == pytest.approx([0.0, 0.006])
+    mine = own([[0.006, FAR]] * 2, rows=8)._replace(
+        divergence_square=torch.tensor([[part, FAR**2 * 8] for part in (each**2).sum(1)])
+    )
+    still = held_out(np.zeros((2, 2)))._replace(divergence=torch.zeros(2, 2), divergence_square=torch.zeros(2, 2))
+    assert choose_models(still, mine, margin=0.01).tolist() == [LOCAL, PERSONAL]
+    assert choose_models(still, mine, margin=0.0121).tolist() == [LOCAL, LOCAL]
+    assert choose_models(still, mine, margin=0.0119).tolist() == [LOCAL, PERSONAL]
+
+
 def test_the_margin_is_a_share_of_the_pooled_loss_of_personal_models():
     held = make_sums([10, 90], [[9, 9, 6.0], [9, 9, 1.0]], np.full((2, 2), 1e-3))  # 1.5 over all rows
     for divergence, wanted in ((0.0149, LOCAL), (0.0151, PERSONAL)):

@@ -1,9 +1,9 @@
 """One recommendation per client: the simplest model that is practically the same as its personal one.
 
-A client's local (or global) model is practically the same as its personal model when its mean divergence from it is at
-most `margin` times the pooled held-out loss of the personal models, both over the client's own rows and over its
-held-out rows with models that have not seen them: a local fit to few rows agrees there with any model that fits them.
-If both models are the same, the closer one is recommended; if neither is, the personal model.
+A client's local (or global) model is practically the same as its personal model when its mean divergence from it, one
+standard error added, is at most `margin` times the pooled held-out loss of the personal models, both over the client's
+own rows and over its held-out rows with models that have not seen them: a local fit to few rows agrees there with any
+model that fits them, and may be far from it at the next one. If both models are the same, the closer one is recommended; if neither is, the personal model.
 
 The guard, in two steps, each for a group of clients whose held-out rows show one model to be worse than another by more
 than GUARD_MARGINS margins beyond one standard error (clustered by client). The clients that would get one kind of
@@ -110,8 +110,7 @@ def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
 def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN) -> np.ndarray:
     """[m] str: the recommended kinds of model."""
     limit = margin * abs(pooled_losses(held)[PERSONAL])
-    at_own, at_held = (sums.divergence / sums.rows.clamp(min=1)[:, None] for sums in (own, held))
-    closest = torch.maximum(at_own, at_held).min(1)
+    closest = torch.maximum(_highest_divergence(own), _highest_divergence(held)).min(1)
     chosen = np.where((closest.values <= limit).numpy(), np.array(ALTERNATIVES)[closest.indices.numpy()], PERSONAL)
     for k, other in enumerate(ALTERNATIVES):
         group = torch.from_numpy(chosen == other) & (held.rows > 0)
@@ -125,6 +124,15 @@ def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN)
         if mean - error > GUARD_MARGINS * limit:
             chosen = np.full_like(chosen, other)
     return chosen
+
+
+def _highest_divergence(sums: LossSums) -> Tensor:
+    """[m, 2]: mean divergences of local and global models over a client's rows, and one standard error; 0 without
+    rows."""
+    n = sums.rows.clamp(min=1)[:, None]
+    mean = sums.divergence / n
+    variance = (sums.divergence_square / n - mean**2).clamp(min=0)
+    return mean + (variance / (n - 1).clamp(min=1)).sqrt()
 
 
 def _group_mean(held: LossSums, group: Tensor, sums: Tensor) -> tuple[float, float]:
