@@ -19,9 +19,7 @@ from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import advice_options, gather_evidence
 from mooring.advice.evaluation.row_access import RowAccess
 from mooring.advice.evaluation.setting_choice import Choice
-from mooring.advice.inference.recommendation import (
-    recommend,
-)
+from mooring.advice.inference.recommendation import recommend
 from mooring.advice.new_clients.model_average import describe_average
 from mooring.advice.reporting.column_effects import measure_effects
 from mooring.advice.reporting.explanations import Explanation, add_explanations, explain_choice

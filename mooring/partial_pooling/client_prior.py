@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ from mooring.shapes.columns import LINEAR
 
 SPREAD_DEVIANCE = 4.0  # deviance by which a variance must improve
 DIAGONAL_DEVIANCE, FURTHER_SPREAD_DEVIANCE = 2.0, 1.5  # the same for one per coefficient, and each further one
-MIN_DIAGONAL_WEIGHT = 0.05  # weight below which the diagonal kind is left out
+MIN_DIAGONAL_WEIGHT = 0.05  # weight below which the diagonal kind is left out,
+MIN_REPEATED_WEIGHT = 1e-4  # and below which it is not estimated again without a fold, where it would stay below that
 
 
 class Prior(NamedTuple):
@@ -55,15 +56,17 @@ def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) ->
     """All kinds, the simplest first; none where the task has no Hessian or the rows are too few.
 
     Of very many coefficients (features of a kernel) only the simplest. With `near`, the priors of much the same rows,
-    only their kinds, and approximations start from them.
+    only their kinds without a negligible one, and approximations start from them.
     """
-    known = {cast(VarianceForm, prior.kind): prior.spread for prior in near}
+    is_negligible = bool(near) and diagonal_share(list(near)) < MIN_REPEATED_WEIGHT
+    known = {prior.kind: prior.spread for prior in near if prior.kind != "diagonal" or not is_negligible}
 
     def of_kind(kind: VarianceForm) -> list[SampledRandomEffects | None]:
         return [estimate_random_effects(task, rows, kind, known.get(kind))]
 
     estimates = []
-    for (effects,) in rows.map_independent(of_kind, list(known) or available_forms(task)):
+    forms = [form for form in available_forms(task) if form in known or not near]
+    for (effects,) in rows.map_independent(of_kind, forms):
         if effects is None:
             break
         estimates.append(effects)

@@ -357,25 +357,24 @@ def _newton_step(
 ) -> tuple[Tensor, Tensor, float]:
     """The steps of w and z, and twice the decrease that they would bring if the losses were quadratic."""
     schur, slope = torch.diag(ridge), ridge * w + p @ here.slope
-    solutions = []
+    moves = (~torch.isinf(pull)).to(w.dtype)[:, None]
+    stiff = torch.where(moves > 0, pull[:, None], 1.0)
+    gz, solutions = moves * (s * here.slope + stiff * z), []
     for block in torch.arange(len(z)).split(max(1, MAX_HESSIAN_NUMBERS // len(w) ** 2)):
-        moves = (~torch.isinf(pull[block])).to(w.dtype)[:, None]
-        stiff = torch.where(moves > 0, pull[block, None], 1.0)
         sh = s[:, None] * here.hessian[block]
         inner = sh * s
-        inner.diagonal(dim1=1, dim2=2).add_(stiff).mul_(1 + 8 * torch.finfo(w.dtype).eps)  # keeps it positive definite
+        inner.diagonal(dim1=1, dim2=2).add_(stiff[block]).mul_(1 + 8 * torch.finfo(w.dtype).eps)  # stays definite
         factor = torch.linalg.cholesky_ex(inner)[0]
-        gz = moves * (s * here.slope[block] + stiff * z[block])
-        half = torch.linalg.solve_triangular(factor, torch.cat([moves[..., None] * sh, gz[..., None]], 2), upper=False)
+        both = torch.cat([moves[block, None] * sh, gz[block, :, None]], 2)
+        half = torch.linalg.solve_triangular(factor, both, upper=False)
         weighted = p[block, None, None].sqrt() * half
         square = (weighted[..., :-1].mT @ weighted).sum(0)
         schur = schur + torch.einsum("c,cij->ij", p[block], here.hessian[block]) - square[:, :-1]
         slope = slope - square[:, -1]
-        solutions.append((block, factor, half, gz))
+        solutions.append((block, factor, half))
     dw = _solve_symmetric(schur, slope)
-    dz, decrease = torch.zeros_like(z), float((ridge * w + p @ here.slope) @ dw)
-    for block, factor, half, gz in solutions:
+    dz = torch.zeros_like(z)
+    for block, factor, half in solutions:
         left = half[..., -1:] - half[..., :-1] @ dw[:, None]
         dz[block] = torch.linalg.solve_triangular(factor.mT, left, upper=True)[..., 0]
-        decrease += float(p[block] @ (gz * dz[block]).sum(1))
-    return dw, dz, decrease
+    return dw, dz, float((ridge * w + p @ here.slope) @ dw + p @ (gz * dz).sum(1))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,8 @@ def fit_settings(
     if sets is None:
         yield from _fit_columns(task, rows, p, list(settings), list(priors))
         return
-    groups = [list(group) for _, group in groupby(sorted(settings, key=_by_columns), _by_columns)]
+    by_columns = attrgetter("columns")
+    groups = [list(group) for _, group in groupby(sorted(settings, key=by_columns), by_columns)]
 
     def solve(group: list[Setting]) -> Iterator[SettingModels]:
         name = group[0].columns
@@ -87,10 +89,6 @@ def fit_settings(
 
     for models in rows.map_independent(solve, groups):
         yield from models
-
-
-def _by_columns(setting: Setting) -> str:
-    return setting.columns
 
 
 def _fit_columns(

@@ -35,7 +35,6 @@ from mooring.partial_pooling.client_noise import estimate_noise
 from mooring.partial_pooling.client_prior import (
     Prior,
     average_kinds,
-    diagonal_share,
     estimate_priors,
     positive_variance,
     restrict_priors,
@@ -47,7 +46,6 @@ from mooring.tasks.linear import Linear
 T = TypeVar("T")
 SCREENING_FOLDS = 2  # after which candidates without a chance are dropped:
 MAX_LOG_LIKELIHOOD_DEFICIT = 20.0  # on these folds, to the best candidate
-MIN_REPEATED_SHARE = 1e-4  # of the diagonal kind on all rows: on those of a fold, less stays below MIN_DIAGONAL_WEIGHT
 REPORTED_SETTINGS = 3  # of the best local ones that are never dropped; nor are the global ones, which take one fit each
 
 
@@ -177,20 +175,6 @@ def estimate_all_priors(
     return [prior for priors in rows.map_independent(estimate, names) for prior in priors]
 
 
-def select_used_priors(raw: Sequence[Prior], settings: Sequence[Setting]) -> list[Prior]:
-    """The priors of all rows without those that make no difference to models of these settings."""
-    used = {(s.columns, s.family == INTERCEPT) for s in settings if s.family in FAMILY_OF_PRIOR.values()}
-    kinds = {name: [prior for prior in raw if prior.columns == name] for name, _ in used}
-    without = {name for name in kinds if diagonal_share(kinds[name]) < MIN_REPEATED_SHARE}
-
-    def is_used(prior: Prior) -> bool:
-        if prior.kind == "intercept":
-            return (prior.columns, True) in used
-        return prior.columns in kinds and (prior.kind == "scalar" or prior.columns not in without)
-
-    return list(filter(is_used, raw))
-
-
 def combine_priors(
     task: Task, rows: ClientRows, raw: Sequence[Prior], sets: ColumnSets | None, varying: Tensor | None = None
 ) -> list[Prior]:
@@ -226,17 +210,16 @@ def fit_fold(
     """
     priors = list(near.combined)
     if priors:
-        used = select_used_priors(near.raw, settings) if settings else near.raw
-        raw = estimate_all_priors(data.task, part.train, data.sets, used)
-        estimated = {
-            (p.columns, p.kind): p for p in combine_priors(data.task, part.train, raw, data.sets, data.varying)
-        }
-        first = {p.columns: p for p in reversed(estimated.values())}
+        used = {(s.columns, s.family == INTERCEPT) for s in settings if s.family in FAMILY_OF_PRIOR.values()}
+        used |= set() if settings else {(prior.columns, True) for prior in priors}
+        repeated = [p for p in near.raw if used & {(p.columns, True), (p.columns, p.kind == INTERCEPT)}]
+        raw = estimate_all_priors(data.task, part.train, data.sets, repeated)
+        estimated = combine_priors(data.task, part.train, raw, data.sets, data.varying)
         for k, prior in enumerate(priors):
             # The preferred prior of a set may be of another kind here: it is the first of its columns.
-            other = first.get(prior.columns) if prior.kind != "intercept" else None
-            again = estimated.get((prior.columns, prior.kind)) or other
-            if again is not None:
+            own = [p for p in estimated if p.columns == prior.columns]
+            same = [p for p in own if p.kind == prior.kind]
+            for again in same[:1] or (own[:1] if prior.kind != INTERCEPT else []):
                 priors[k] = prior._replace(variance=again.variance, noise=again.noise)
     empty = torch.empty(0, dtype=torch.float64)
     fold = FoldResult(part.place, empty, empty, empty)

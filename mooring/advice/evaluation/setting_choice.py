@@ -51,11 +51,7 @@ RIDGE_FACTORS = {
     4.0: NEARBY_FACTORS,
     16.0: NEARBY_FACTORS,
 }  # on the global model's ridge that the prior proposes
-COARSE_RIDGE_FACTORS = {
-    1.0: (4.0, 1.0, 0.25),
-    4.0: SINGLE_FACTOR,
-    16.0: SINGLE_FACTOR,
-}  # where every fit takes iterations
+COARSE_RIDGE_FACTORS = {1.0: (4.0, 1.0, 0.25), 4.0: SINGLE_FACTOR, 16.0: SINGLE_FACTOR}  # where fits take iterations
 MIN_RIDGE_CURVATURE_SHARE = 3e-4  # a smaller ridge on the global model changes nothing: no others are tried
 ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are the global and the local model
 LOCAL_RIDGES = RIDGE_GRID[::2].tolist()

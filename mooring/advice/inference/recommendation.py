@@ -3,7 +3,8 @@
 A client's local (or global) model is practically the same as its personal model when its mean divergence from it, one
 standard error added, is at most `margin` times the pooled held-out loss of the personal models, both over the client's
 own rows and over its held-out rows with models that have not seen them: a local fit to few rows agrees there with any
-model that fits them, and may be far from it at the next one. If both models are the same, the closer one is recommended; if neither is, the personal model.
+model that fits them, and may be far from it at the next one. If both models are the same, the closer one is
+recommended; if neither is, the personal model.
 
 The guard, in two steps, each for a group of clients whose held-out rows show one model to be worse than another by more
 than GUARD_MARGINS margins beyond one standard error (clustered by client). The clients that would get one kind of
