@@ -51,6 +51,17 @@ def test_joined_rows_are_each_clients_own():
     torch.testing.assert_close(some.of(0)[0], rows.of(3)[0])
 
 
+def test_priors_near_others_are_of_their_kinds_without_a_negligible_one():
+    task, rows = Linear(4), planted(0.5, clients=20, samples=20).train
+    scalar, diagonal, intercept = estimate_priors(task, rows)
+    for near in ([scalar, diagonal, intercept], [scalar, diagonal], [scalar]):
+        is_likely = diagonal._replace(spread=diagonal.spread._replace(deviance=scalar.spread.deviance - 50))
+        is_unlikely = diagonal._replace(spread=diagonal.spread._replace(deviance=scalar.spread.deviance + 50))
+        for own, expected in ((is_likely, near), (is_unlikely, [p for p in near if p is not diagonal])):
+            again = estimate_priors(task, rows, [own if p is diagonal else p for p in near])
+            assert [p.kind for p in again] == [p.kind for p in expected]
+
+
 def test_every_row_is_held_out_once_and_small_clients_are_spread_over_the_folds():
     clients = linear_clients(sizes=[3, 11, 40])
     rows = concatenate_rows(clients.train, clients.validation)

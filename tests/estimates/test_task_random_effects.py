@@ -121,6 +121,15 @@ def counts(clients, rows, dispersion, spread=0.0, seed=0):
     return rows_of(xs, ys)
 
 
+def test_where_only_intercepts_vary_no_other_coefficient_takes_dispersion_away():
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(7, 15)) for _ in range(40)]
+    ys = [rng.poisson(rng.gamma(np.exp(3 + 0.1 * x[:, 0] + 0.5 * rng.normal()) / 2, 2)).astype(float) for x in xs]
+    found, _ = spread_of(Poisson(15), rows_of(xs, ys), "intercept")
+    assert float(found.noise[0]) == pytest.approx(3, rel=0.12)
+    assert float(found.variance[:-1].abs().max()) == 0 < float(found.variance[-1])
+
+
 @pytest.mark.parametrize("planted", [1.0, 3.0])
 def test_the_dispersion_of_counts_is_found(planted):
     """1,800 rows show it to a standard error of 3 to 5 %."""
