@@ -14,6 +14,7 @@ from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.logs import LOGGER
+from mooring.core.memory import keep_freed_memory
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
 
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         given = sys.argv[1:] if argv is None else argv
         RESUMABLE_RUNS.clear()
         DEBUG["on"] = "--debug" in given
+        keep_freed_memory()  # only here: a user's own process decides for itself
         LOGGER.setLevel("WARNING" if "--quiet" in given else "DEBUG" if "--verbose" in given else "INFO")
         words = [word for word in given if word not in GLOBAL_FLAGS] or ["--help"]
         code = app(words, prog_name="mooring", standalone_mode=False)

@@ -16,7 +16,6 @@ from mooring.core import attacks
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields
-from mooring.core.memory import keep_freed_memory
 from mooring.core.task import Task
 from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import check_unchanged, is_spec, load_plugin, load_python
@@ -92,7 +91,6 @@ def prepare(
         check_unchanged(user_code_specs(run), copies)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
-    keep_freed_memory()
     check_unused_options(run, source)
     own_loss = callable(loss) or (run.task.loss is not None and run.task.loss not in LOSSES)
     takes = loss_target_type(loss)
