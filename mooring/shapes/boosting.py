@@ -163,8 +163,10 @@ def out_of_fold_scores(
             best, best_trees = scores.copy(), step + 1
         elif step + 1 - best_trees >= settings.patience:
             break
-    best = _restore_scale(best, scale) if offset is None else (best - start) * scale[1]
     booster = fit_booster(x, y, settings, best_trees, weight, offset, full)
+    if not booster.has_splits:  # constants, which tell no rows apart: their rounding must not make a column
+        best, booster = start, fit_booster(x, y, settings, 0, weight, offset, full)
+    best = _restore_scale(best, scale) if offset is None else (best - start) * scale[1]
     return OutOfFold(best, booster, np.array(curve) * scale[2])
 
 

@@ -26,6 +26,7 @@ from mooring.shapes.splines import KNOT_LEVELS, choose_knot_count, place_knots, 
 from mooring.shapes.trees import Trees
 
 LINEAR, SPLINE, PRODUCT, BOOSTED = "linear", "spline", "product", "boosted"
+MAX_STANDARD_SCORE = 10.0  # limit of boosted scores, in standard deviations of those of the training rows
 MIN_SCALE = 1e-6  # of the root mean square; a column with a smaller standard deviation is constant: only centered
 
 
@@ -129,6 +130,8 @@ class ShapedColumns:
         if self.centers:
             center, scale = (torch.tensor(part, dtype=x.dtype, device=x.device) for part in (self.centers, self.scales))
             extra = (extra - center) / scale
+            if self.booster is not None:  # of all rows, and may differ far more than those that made the scale
+                extra[..., -len(self.booster.base) :].clamp_(-MAX_STANDARD_SCORE, MAX_STANDARD_SCORE)
         return torch.cat([x, extra], -1)
 
     def sum_extra(self, x: Tensor, scores: Tensor | None = None) -> ColumnSums:

@@ -44,6 +44,11 @@ class Trees:
     def depth(self) -> int:
         return self.leaf.shape[1].bit_length() - 1
 
+    @property
+    def has_splits(self) -> bool:
+        """Whether any two rows may have different scores."""
+        return bool(np.isfinite(self.threshold).any())
+
     def score(self, x: np.ndarray) -> np.ndarray:
         """The scores of rows x [N, f]: [N, K]. A row's score does not depend on the rows around it."""
         columns = np.ascontiguousarray(np.asarray(x, dtype=np.float32).T)

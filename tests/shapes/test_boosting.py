@@ -121,6 +121,17 @@ def test_noise_gets_almost_no_trees():
     assert (result.booster.score(X) == result.booster.base).all() or len(result.booster) > 0
 
 
+def test_trees_that_do_not_split_are_left_out():
+    """They move all rows alike, towards what the offset lacks on average, and make no column."""
+    x, y, fold = np.zeros((60, 2)), 5 + np.random.default_rng(0).normal(size=60), np.arange(60) % 3
+    moved = fit_booster(x, y, Boosting(), 5, offset=np.zeros((60, 1)))
+    assert len(moved) == 5 and not moved.has_splits and np.ptp(moved.score(x)) == 0
+    held_out = out_of_fold_scores(x, y, fold, Boosting(), offset=np.zeros((60, 1)))
+    assert len(held_out.booster) == 0 and held_out.loss.min() < 0.1 * held_out.loss[0]
+    assert not held_out.scores.any()
+    assert fit_booster(np.arange(60.0)[:, None], y, Boosting(), 5).has_splits
+
+
 def test_as_good_as_the_boosting_of_scikit_learn():
     rng = np.random.default_rng(4)
     x = rng.standard_normal((3000, 6))

@@ -57,10 +57,20 @@ def test_names_and_groups():
 
 
 def test_given_scores_replace_those_of_the_booster():
-    shape, scores = describe(), torch.arange(200.0).double()[:, None]
+    shape = describe()
+    scores = shape.scales[-1] * torch.linspace(-5, 5, 200, dtype=torch.float64)[:, None]
     z = shape(X, scores)
     assert (z[:, :-1] == shape(X)[:, :-1]).all()
-    np.testing.assert_allclose(z[:, -1].diff(), 1 / shape.scales[-1])
+    np.testing.assert_allclose(z[:, -1].diff(), 10 / 199)
+
+
+def test_boosted_scores_are_limited_by_those_of_the_training_rows():
+    """Where trees of parts of the rows hardly split, those of all rows may differ a million times as much."""
+    shape = describe()
+    hardly = torch.from_numpy(shape.booster.base) + 1e-6 * torch.arange(200.0).double()[:, None]
+    shape = shape.standardize(shape.sum_extra(X, hardly))
+    assert float(shape(X, hardly)[:, -1].abs().max()) < 2
+    assert float(shape(X)[:, -1].abs().max()) == 10
 
 
 def test_any_leading_shape_and_32_bits():
