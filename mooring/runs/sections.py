@@ -363,7 +363,8 @@ class AdviceSection(Section):
     )
     shape: Literal["auto", "linear", "spline", "boosted"] = option(
         "Extra columns for nonlinear effects.",
-        '"linear", "spline", "boosted" or "auto" (all of them from 100 rows on, weighed by held-out rows)',
+        '"linear", "spline", "boosted" or "auto" (all of them from 50 rows on, per class where there are several, '
+        "weighed by held-out rows)",
         "auto",
     )
     theory: bool = rare_option("Ask the theorems too.", "true or false", True)

@@ -65,7 +65,7 @@ class ColumnSets:
     def place(self, name: str) -> Tensor:
         """[d of the set]: where its coefficients lie among all."""
         small, large = self.task_on(name), self.task
-        scores = _scores(large)
+        scores = count_scores(large)
         slopes = torch.tensor(self.columns[name])[:, None] * scores + torch.arange(scores)
         intercepts = torch.arange(large.dim - (small.dim - slopes.numel()), large.dim)
         return torch.cat([slopes.flatten(), intercepts])
@@ -93,7 +93,7 @@ def on_columns(task: Task, rows: object, sets: ColumnSets | None, name: str) -> 
     return TaskAndRows(sets.task_on(name), sets.rows_on(rows, name))
 
 
-def _scores(task: Any) -> int:
+def count_scores(task: Any) -> int:
     """Linear scores per row."""
     return max(int(layer_mask(task.layout, ("intercept",)).sum()), 1) if task.intercept else task.dim // task.features
 

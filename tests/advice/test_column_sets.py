@@ -423,6 +423,10 @@ def test_where_some_clients_choose_for_all_trees_are_fitted_to_their_folds(monke
 def test_few_rows_keep_linear_columns_and_wrong_requests_are_refused():
     few = bent_table(clients=4, samples=MIN_ROWS_FOR_AUTO // 4 - 1)
     assert advise(few, **OPTIONS | {"folds": 2}).evidence.shape is None
+    enough = bent_table(clients=4, samples=MIN_ROWS_FOR_AUTO // 4 + 3)
+    assert advise(enough, **OPTIONS | {"folds": 2}).evidence.shape is not None
+    classes = enough.assign(y=pd.qcut(enough["y"], 3, labels=["low", "middle", "high"]).astype(str))
+    assert advise(classes, **OPTIONS | {"folds": 2}).evidence.shape is None  # 50 rows for each class's score
     splines = advise(bent_table(clients=4, samples=50), shape="spline", **OPTIONS | {"folds": 2})
     assert splines.evidence.shape.booster is None and splines.evidence.shape.splines
     with pytest.raises(RequestError, match="needs a table and a task that is linear"):

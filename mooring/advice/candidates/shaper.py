@@ -27,7 +27,7 @@ from mooring.shapes.fitting import fit_columns, limit_splines
 from mooring.tasks.extra_columns import boosting_of
 
 Offset = Callable[[Rows, np.ndarray], np.ndarray]  # (rows, fold [N]) -> [N, K], scores of models without each fold
-MIN_ROWS_FOR_AUTO = 100  # below which "auto" keeps linear columns
+MIN_ROWS_FOR_AUTO = 50  # per linear score, below which "auto" keeps linear columns
 INNER_FOLDS = 3  # of training rows, whose scores come from the others
 MAX_BOOSTED_NUMBERS = 20_000_000  # rows times columns times folds up to which "auto" fits trees
 

@@ -26,7 +26,7 @@ from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
-from mooring.shapes.column_sets import USED, ColumnSets, prune_columns, used_columns
+from mooring.shapes.column_sets import USED, ColumnSets, count_scores, prune_columns, used_columns
 from mooring.shapes.columns import BOOSTED, LINEAR
 from mooring.tasks.extra_columns import can_shape
 from mooring.tasks.proximal import is_dense
@@ -91,7 +91,7 @@ def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> tuple[Shap
         return None, []
     rows = usable.rows.compact()
     total = int(rows.size.sum())
-    if wanted == "auto" and (total < MIN_ROWS_FOR_AUTO or not is_dense(job.task)):
+    if wanted == "auto" and (total < MIN_ROWS_FOR_AUTO * count_scores(job.task) or not is_dense(job.task)):
         return None, []
     if wanted == BOOSTED and access.reads_rows and not has_boosting():
         raise RequestError(MISSING_XGBOOST)
