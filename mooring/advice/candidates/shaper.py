@@ -29,7 +29,8 @@ from mooring.tasks.extra_columns import boosting_of
 Offset = Callable[[Rows, np.ndarray], np.ndarray]  # (rows, fold [N]) -> [N, K], scores of models without each fold
 MIN_ROWS_FOR_AUTO = 50  # per linear score, below which "auto" keeps linear columns
 INNER_FOLDS = 3  # of training rows, whose scores come from the others
-MAX_BOOSTED_NUMBERS = 20_000_000  # rows times columns times folds up to which "auto" fits trees
+MAX_BOOSTED_NUMBERS = 20_000_000  # rows times columns up to which "auto" fits trees,
+MAX_NUMBERS_WITHOUT_OFFSET = 1_000_000  # and again without the offset: of so many rows a few residuals mislead nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +101,14 @@ def make_shaper(
     with_offset = boosted and not in_time_order
     columns = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, is_spline, is_spline, with_offset).columns
     splines, booster = limit_splines(columns.splines), columns.booster
-    is_alone = boosted and booster is None and (in_time_order or scores is not None)
-    if is_alone:
+    without_offset = in_time_order or (scores is not None and rows.x.numel() <= MAX_NUMBERS_WITHOUT_OFFSET)
+    without_offset = without_offset and boosted and booster is None
+    if without_offset:
         target = rows.y.double().numpy()
-        alone = out_of_fold_scores(rows.x.double().numpy(), target, fold, boosting)
+        held_out = out_of_fold_scores(rows.x.double().numpy(), target, fold, boosting)
         limit = np.inf if in_time_order or scores is None else average_loss(target, scores, boosting)
-        booster = alone.booster if len(alone.booster) and alone.loss.min() <= limit else None
+        booster = held_out.booster if len(held_out.booster) and held_out.loss.min() <= limit else None
     if not splines and not columns.products and booster is None:
         return None
     trees = None if booster is None else boosting
-    return Shaper(splines, columns.products, trees, offset, keys, seed, is_alone)
+    return Shaper(splines, columns.products, trees, offset, keys, seed, without_offset)
