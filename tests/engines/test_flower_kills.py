@@ -37,7 +37,8 @@ def check_end(federation, name, rounds, seconds=LONG):
 
 def test_a_client_and_the_superlink_are_killed(tmp_path):
     """Each once, in the middle; nothing is left running."""
-    path, folder = run_file(tmp_path, "apfl", rounds=5, clients=2)
+    rounds = 40  # many more than end between a look at the run and a kill
+    path, folder = run_file(tmp_path, "apfl", rounds=rounds, clients=2)
     with Federation(tmp_path, path, folder) as here:
         wait_until(lambda: here.saved() >= 1)
         here.kill("site 1")
@@ -48,7 +49,7 @@ def test_a_client_and_the_superlink_are_killed(tmp_path):
         assert here.alive["server"].poll() not in (0, None)
         assert "Flower has ended" in here.log_text("server")
         here.again()
-        check_end(here, "apfl", 5)
+        check_end(here, "apfl", rounds)
         for name in here.names:
             assert here.alive[name].wait(60) == 0, here.log_text(name)
     wait_until(lambda: commands_of(tmp_path) == {})  # what a killed SuperLink had begun notices by itself
