@@ -10,7 +10,7 @@ and what it stated about every client. Finished splits are skipped, so that an i
 runs nothing and prints, over all tables that are there:
 
     excess        of the recommended and of the personal models over the best linear baseline, and over the best of all
-                  baselines, picked in hindsight on the test rows
+                  baselines, picked in hindsight on the test rows; and of each single baseline over the latter
     recommended   the share of clients with each model
     coverage      of the federation's 95% interval: how often it contains what test rows show, whose own error counts
     calibration   of the probability that a client's personal model is better than its local and than the global one, by
@@ -238,7 +238,7 @@ def describe(tables: dict[str, list[Table]]) -> None:
 
 
 def describe_baselines(tables: list[list[dict[str, float]]]) -> None:
-    """Print how far each baseline alone is from the best of all, which is picked in hindsight."""
+    """Print how far each single baseline is from the best of all, which is picked in hindsight."""
     rows = [
         pd.DataFrame(
             [{name: np.log(loss / min(part.values())) for name, loss in part.items()} for part in parts]
@@ -248,9 +248,8 @@ def describe_baselines(tables: list[list[dict[str, float]]]) -> None:
     ]
     frame = pd.DataFrame(rows)
     for name, mean in frame.dropna(axis=1).mean().sort_values().items():
-        print(
-            f"    {name} alone over the best of all: geometric mean {100 * np.expm1(mean):+.1f}%, {len(frame)} tables"
-        )
+        excess = f"geometric mean {100 * np.expm1(mean):+.1f}%, {len(frame)} tables"
+        print(f"    single baseline {name} over the best of all: {excess}")
 
 
 def describe_evidence(tables: list[Table], other: str) -> None:

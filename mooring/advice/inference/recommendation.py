@@ -111,7 +111,7 @@ def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
 def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN) -> np.ndarray:
     """[m] str: the recommended kinds of model."""
     limit = margin * abs(pooled_losses(held)[PERSONAL])
-    closest = torch.maximum(_highest_divergence(own), _highest_divergence(held)).min(1)
+    closest = torch.maximum(_upper_divergence(own), _upper_divergence(held)).min(1)
     chosen = np.where((closest.values <= limit).numpy(), np.array(ALTERNATIVES)[closest.indices.numpy()], PERSONAL)
     for k, other in enumerate(ALTERNATIVES):
         group = torch.from_numpy(chosen == other) & (held.rows > 0)
@@ -127,7 +127,7 @@ def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN)
     return chosen
 
 
-def _highest_divergence(sums: LossSums) -> Tensor:
+def _upper_divergence(sums: LossSums) -> Tensor:
     """[m, 2]: mean divergences of local and global models over a client's rows, and one standard error; 0 without
     rows."""
     n = sums.rows.clamp(min=1)[:, None]

@@ -8,7 +8,8 @@
 
 w is the setting's global model; n are the new client's rows, and noise is the clients' typical one, or its own, shrunk
 to theirs, where theirs differ (`client_noise.py`). So a new client with the rows of a client gets the client's model,
-nearly so where noises differ, unless that has another setting than the plan.
+nearly so where noises differ, unless that has another setting than the plan, or its latest target a share of it
+(`latest_target.py`): the rows of a new client need not be in the order of time.
 """
 
 from __future__ import annotations
