@@ -19,7 +19,8 @@ from mooring.experiments.base.results import Results, Trial, of
 from mooring.report import experiment_figures as panels_module
 from mooring.report.experiment_figures import DPI, draw_panels
 from mooring.report.markdown import format_brief, format_record_table
-from mooring.report.reproduction import granted_repeats, write_page
+from mooring.report.reproduction import granted_repeats, show_claims, write_page
+from mooring.report.terminal import Display
 from mooring.runs.atomic_files import json_bytes, read_json, write_json
 
 PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
@@ -98,6 +99,26 @@ def test_terminal_table(use, tmp_path, capsys):
     assert run("reproduce", "009-fig1", "--out", str(tmp_path)) == 3
     shown = capsys.readouterr().out
     assert "2 claims, preset quick: 1 held, 1 contradicted, 0 open" in shown and "ratio" not in shown
+
+
+def test_the_table_fits_80_columns_and_cuts_no_number(capsys, monkeypatch):
+    numbers = {"value": 7654321.25, "reference": 15308642.5, "ratio": -1234567.5, "low": -1234567.5, "high": 7654321.25}
+    row = {"experiment": "kernel-fig1", "says": "the error stays below 7,654,321 at every R", "word": "open"}
+    row |= {"registration": None, "worst": numbers | {"limit": 1.0}}
+    shown = {}
+    for width in (80, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show_claims(Display(), [row], "quick", "out")
+        shown[width] = capsys.readouterr().out
+    assert all(len(line) <= 80 or line.endswith(".") for line in shown[80].splitlines())
+    assert "7,654,321" in shown[80] and "Left out" not in shown[300]
+
+
+def test_an_out_that_cannot_be_written_is_noticed_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert run("reproduce", "all", "--out", "file/r") == 2
+    assert "file is not a folder" in capsys.readouterr().err
 
 
 def test_wrong_requests(capsys, tmp_path):
