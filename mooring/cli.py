@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mooring.commands.common import RESUMABLE_RUNS, app
+from mooring.commands.plugins import load_commands
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.logs import LOGGER
@@ -18,8 +19,9 @@ from mooring.core.memory import keep_freed_memory
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
 
-for part in ("training", "models", "data", "papers", "reference", "federation"):  # in the order of `mooring --help`
+for part in ("training", "models", "data", "reference", "federation"):  # in the order of `mooring --help`
     import_module(f"mooring.commands.{part}")
+load_commands(app)
 
 DEBUG = {"on": False}
 GLOBAL_FLAGS = ("--debug", "--quiet", "--verbose")  # options that may stand anywhere

@@ -200,7 +200,7 @@ def test_reports_need_only_the_directory(run, tmp_path):
         "from mooring.report.terminal import Display\n"
         "show_run(Display(), 'there', per_client=True)\n"
         "draw_images('there')\n"
-        "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'experiments', 'data.sources', 'theory')\n"
+        "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'data.sources', 'theory')\n"
         "sys.exit(any(name.startswith(f'mooring.{room}') for name in sys.modules for room in rooms))\n"
     )
     env = {**os.environ, "PYTHONPATH": os.getcwd(), "COLUMNS": "80"}
