@@ -74,10 +74,10 @@ def remove_code(page: str) -> str:
 
 
 @cache
-def list_sentences() -> list[tuple[str, str]]:
-    """(file, sentence) of every string constant of the package that is not a docstring and has several words."""
+def list_sentences(package: str = "mooring") -> list[tuple[str, str]]:
+    """(file, sentence) of every string constant of a package that is not a docstring and has several words."""
     sentences = []
-    for path in sorted((ROOT / "mooring").rglob("*.py")):
+    for path in sorted((ROOT / package).rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(SKIPPED):
             continue

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,12 @@ def test_every_file_is_a_theorem_with_a_line_and_statements():
         assert says.endswith(".") and catalog.statements(name), name
         for part in catalog.describe(name):
             assert part["says"], part["name"]
+
+
+def test_every_theorem_of_the_papers_has_a_file_of_tests():
+    package = Path(catalog.__file__).parent
+    names = {file.stem for file in package.glob("*.py")} - {"__init__", "catalog"}
+    assert names and names <= {file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py")}
 
 
 def test_every_statement_is_found_by_its_full_name():
