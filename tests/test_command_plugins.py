@@ -1,12 +1,13 @@
 """Commands of other distributions are loaded by entry points; those of the papers explain how to install them."""
 
+from importlib import metadata
 from importlib.metadata import EntryPoint
 
 import pytest
 import typer
 
 from mooring.cli import main
-from mooring.commands import common, plugins, reference
+from mooring.commands import common, reference
 from mooring.commands.plugins import ENTRY_POINT_GROUP, PAPERS_COMMANDS, load_commands
 from mooring.core.errors import RequestError
 
@@ -17,7 +18,7 @@ def offer(monkeypatch):
 
     def set_entries(**modules):
         entries = [EntryPoint(name, module, ENTRY_POINT_GROUP) for name, module in modules.items()]
-        monkeypatch.setattr(plugins, "entry_points", lambda group: entries if group == ENTRY_POINT_GROUP else [])
+        monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == ENTRY_POINT_GROUP else [])
 
     return set_entries
 
@@ -35,7 +36,8 @@ def test_without_the_papers_their_commands_say_how_to_install_them(words, offer)
     assert all(command.hidden for command in app.registered_commands)
 
 
-def test_without_the_papers_their_list_says_how_to_install_it(monkeypatch, capsys):
+def test_without_the_papers_their_list_says_how_to_install_it(offer, monkeypatch, capsys):
+    offer()
     monkeypatch.delitem(reference.LISTS, "experiments", raising=False)
     with pytest.raises(SystemExit) as left:
         main(["list", "experiments"])
@@ -52,6 +54,13 @@ def test_commands_of_an_installed_module_are_added(offer, tmp_path, monkeypatch)
     load_commands(app)
     assert [command.hidden for command in app.registered_commands] == [False, True]  # theorem, and no reproduce
     assert set(PAPERS_COMMANDS) == {"reproduce", "theorem"}
+
+
+def test_commands_of_the_product_look_for_no_packages(monkeypatch, capsys):
+    monkeypatch.setattr(metadata, "entry_points", None)
+    with pytest.raises(SystemExit) as left:
+        main(["list", "datasets"])
+    assert left.value.code == 0
 
 
 def test_a_module_that_cannot_be_imported_is_left_out(offer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -14,16 +13,23 @@ ENTRY_POINT_GROUP = "mooring.commands"  # an entry is a module that adds its com
 PAPERS_COMMANDS = {"reproduce": "mooring reproduce all --preset quick", "theorem": "mooring theorem alternative"}
 
 
+def has_command(app: typer.Typer, name: str) -> bool:
+    groups = [group.name for group in app.registered_groups]
+    commands = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    return name in (*commands, *groups)
+
+
 def load_commands(app: typer.Typer) -> None:
     """Import the modules of commands; commands of the papers that are missing are added to explain how to get them."""
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             point.load()
         except ImportError as error:
             warnings.warn(f"The commands of '{point.name}' ({point.value}) are left out: {error}.")
-    known = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
     for name, example in PAPERS_COMMANDS.items():
-        if name not in known:
+        if not has_command(app, name):
             _add_placeholder(app, name, example)
 
 

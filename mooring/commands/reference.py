@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.commands.common import app, print_json
-from mooring.commands.plugins import papers_missing
+from mooring.commands.plugins import load_commands, papers_missing
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.options import Json
@@ -142,9 +142,11 @@ def list_(
     """List algorithms, tasks, data sets, options or experiments."""
     from mooring.report.terminal import Display
 
-    if what not in LISTS:
-        if what == OF_PAPERS:
+    if what == OF_PAPERS:
+        load_commands(app)
+        if what not in LISTS:
             raise papers_missing("mooring list experiments")
+    if what not in LISTS:
         raise RequestError(f"mooring list: {describe_unknown('list', what, LIST_NAMES)}.")
     module, names, describe, columns = LISTS[what]
     catalog = import_module(module)

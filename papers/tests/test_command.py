@@ -22,6 +22,8 @@ from mooring_papers.report import experiment_figures as panels_module
 from mooring_papers.report.experiment_figures import DPI, draw_panels
 from mooring_papers.report.markdown import format_brief, format_record_table
 from mooring_papers.report.reproduction import granted_repeats, show_claims, write_page
+from tests.test_help import SCREEN, WIDTH
+from tests.test_words import find_forbidden
 
 PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
 NOTE = "The paper's number is for another scale."
@@ -138,6 +140,17 @@ def test_wrong_requests(capsys, tmp_path):
     assert "unknown experiment 'kernel-fig99'" in capsys.readouterr().err
     assert run("reproduce", "kernel-fig1", "--preset", "huge", "--out", str(tmp_path)) == 2
     assert "--preset must be one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["reproduce", "theorem"])
+def test_help_fits_a_screen_with_an_example_in_plain_words(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    assert run(name, "--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDTH and any(f"mooring {name} " in line for line in lines)
+    assert find_forbidden("\n".join(lines)) == []
+    assert run("--help") == 0
+    assert f"  {name} " in capsys.readouterr().out
 
 
 def test_list_experiments(capsys):

@@ -1,6 +1,7 @@
 """The page on the commands: python -m mooring_papers.report.commands_page > papers/docs/commands.md"""
 
 import sys
+from importlib import import_module
 
 from mooring.reference_pages import format_commands
 
@@ -13,6 +14,7 @@ This page is written by `python -m mooring_papers.report.commands_page > papers/
 
 
 def format_page() -> str:
+    import_module("mooring_papers.commands")  # adds them
     return format_commands("mooring_papers", HEADER)
 
 
