@@ -17,7 +17,7 @@ setup: .venv/ready
 
 demo: setup
 	rm -rf demo
-	$(BIN)/mooring advise parkinsons --out demo
+	$(BIN)/mooring advise flights --out demo
 
 federation: setup
 	rm -rf demo/federation demo/federation.federation demo/clients
