@@ -13,7 +13,7 @@ import typer
 from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.logs import LOGGER
+from mooring.core.logs import LOGGER, replace_control_characters
 from mooring.core.memory import keep_freed_memory
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
@@ -45,9 +45,9 @@ def options(
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    warnings.showwarning = lambda message, *_, **__: print_aside(f"note: {message}")
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        CONFIRMATIONS[:] = [lambda question: typer.confirm(question, err=True)]
+        CONFIRMATIONS[:] = [confirm]
     try:
         given = sys.argv[1:] if argv is None else argv
         RESUMABLE_RUNS.clear()
@@ -67,6 +67,16 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def print_aside(text: str) -> None:
+    """Print a line beside the result; it may hold words from files and data."""
+    print(replace_control_characters(text), file=sys.stderr)  # noqa: T201
+
+
+def confirm(question: str) -> bool:
+    """Ask on one line: a file's name cannot add others."""
+    return typer.confirm(replace_control_characters(question).replace("\n", " "), err=True)
+
+
 def describe_interruption() -> int:
     """Print how an interrupted command can be continued; its exit code."""
     how = "nothing was written"
@@ -75,7 +85,7 @@ def describe_interruption() -> int:
             how = what
         elif (what / "run.toml").is_file():
             how = f"continue with `mooring resume {shlex.quote(str(what))}`"
-    print(f"interrupted; {how}.", file=sys.stderr)  # noqa: T201
+    print_aside(f"interrupted; {how}.")
     return 130
 
 
@@ -87,8 +97,6 @@ def command_name(context: Any) -> str:
 def print_error(error: Exception) -> int:
     """Say an error in one sentence, which may hold words from files and data; its exit code."""
     import click
-
-    from mooring.report.terminal import replace_control_characters
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
@@ -110,5 +118,5 @@ def print_error(error: Exception) -> int:
         return describe_interruption()
     foreseen = isinstance(error, RequestError | WorkError)
     text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print(f"error: {replace_control_characters(text)}", file=sys.stderr)  # noqa: T201
+    print_aside(f"error: {text}")
     return 2 if isinstance(error, RequestError) else 1

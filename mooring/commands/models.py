@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import MethodChoice, RunArgument, app, lasting_imports, print_json
+from mooring.commands.common import MethodChoice, RunArgument, app, lasting_imports, print_json, write_data
 from mooring.core.errors import RequestError
 from mooring.options import Json, Source, TrustCode, add_options
 
@@ -56,7 +55,7 @@ def predict(
         write_atomically(out, excel_bytes(frame) if out.suffix.lower() == ".xlsx" else csv_bytes(frame))
         display.print_line(f"{len(frame)} predictions in {out}")
     else:
-        sys.stdout.write(csv_bytes(frame).decode())
+        write_data(csv_bytes(frame).decode())
 
 
 def parse_level(text: str | None) -> float | None:
@@ -100,7 +99,7 @@ def export(
     if out is None:
         if to in ("torch", "onnx"):
             raise RequestError(f"--to {to} writes a file; name it with --out.")
-        sys.stdout.write(content.decode())
+        write_data(content.decode())
     else:
         from mooring.runs.atomic_files import write_atomically
 

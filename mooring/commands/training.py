@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +19,7 @@ from mooring.commands.common import (
     mark_resumable,
     open_display,
     print_json,
+    write_data,
 )
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
@@ -105,7 +105,7 @@ def show_written(
         show_run(display, run, per_client)
         return
     if isinstance(instead, str):
-        sys.stdout.write(instead)
+        write_data(instead)
     else:
         print_json(instead)
     show_notes(display, notes or [])
