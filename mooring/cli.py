@@ -22,6 +22,7 @@ for part in ("training", "models", "data", "papers", "reference", "federation"):
     import_module(f"mooring.commands.{part}")
 
 DEBUG = {"on": False}
+MAX_ERROR_CHARACTERS = 5_000  # of a printed error, which may quote a file of somebody else
 GLOBAL_FLAGS = ("--debug", "--quiet", "--verbose")  # options that may stand anywhere
 
 
@@ -117,6 +118,8 @@ def print_error(error: Exception) -> int:
     if isinstance(error, click.Abort):
         return describe_interruption()
     foreseen = isinstance(error, RequestError | WorkError)
-    text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print_aside(f"error: {text}")
+    text = str(error)
+    if not foreseen:
+        text = f"unexpected {type(error).__name__}: {' '.join(text.split())[:500]} (run with --debug for the details)"
+    print_aside(f"error: {text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + '...'}")
     return 2 if isinstance(error, RequestError) else 1

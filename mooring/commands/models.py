@@ -138,14 +138,15 @@ def personalize(
     from mooring.engines.request import check_trusted_run
     from mooring.report.terminal import Display
     from mooring.report.terminal_results import show_new_clients, show_notes
-    from mooring.runs.directory import check_writable, open_run
+    from mooring.runs.directory import check_writable, explain_contents, open_run
 
     display = Display(json_)
     if out is not None:
         check_writable(out)
     if trust_code:
         check_trusted_run(open_run(run).run, run, trust_code)
-    result = answer(run, source, how=how, method=method, out=out, **given)
+    with explain_contents(run):
+        result = answer(run, source, how=how, method=method, out=out, **given)
     if json_:
         record = {"metric": result.metric, "way": result.way, "clients": result.clients.to_dict("records")}
         print_json(record | {"run": str(out or run)})

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType
 
 CODE_EVENTS = frozenset(
     (
@@ -17,7 +18,15 @@ _installed: list[bool] = []
 def _record(event: str, arguments: tuple[object, ...]) -> None:
     for events, seen in _watchers:
         if event in events:
-            seen.append(f"{event}: {str(arguments)[:200]}")
+            seen.append(f"{event}: {_describe(arguments)}")
+
+
+def _describe(arguments: tuple[object, ...]) -> str:
+    """The arguments of an event without addresses, so that equal events are equal texts."""
+    code = arguments[0] if arguments else None
+    if isinstance(code, CodeType):
+        return f"{code.co_filename} {code.co_name} {code.co_names} {code.co_consts}"[:300]
+    return str(arguments)[:300]
 
 
 @contextmanager
