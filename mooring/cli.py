@@ -14,7 +14,7 @@ from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.commands.plugins import has_command, load_commands
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.logs import LOGGER
+from mooring.core.logs import LOGGER, replace_control_characters
 from mooring.core.memory import keep_freed_memory
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
@@ -23,6 +23,7 @@ for part in ("training", "models", "data", "reference", "federation"):  # in the
     import_module(f"mooring.commands.{part}")
 
 DEBUG = {"on": False}
+MAX_ERROR_CHARACTERS = 5_000  # of a printed error, which may quote a file of somebody else
 GLOBAL_FLAGS = ("--debug", "--quiet", "--verbose")  # options that may stand anywhere
 
 
@@ -46,9 +47,9 @@ def options(
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    warnings.showwarning = lambda message, *_, **__: print_aside(f"note: {message}")
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        CONFIRMATIONS[:] = [lambda question: typer.confirm(question, err=True)]
+        CONFIRMATIONS[:] = [confirm]
     try:
         given = sys.argv[1:] if argv is None else argv
         RESUMABLE_RUNS.clear()
@@ -70,6 +71,16 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def print_aside(text: str) -> None:
+    """Print a line beside the result; it may hold words from files and data."""
+    print(replace_control_characters(text), file=sys.stderr)  # noqa: T201
+
+
+def confirm(question: str) -> bool:
+    """Ask on one line: a file's name cannot add others."""
+    return typer.confirm(replace_control_characters(question).replace("\n", " "), err=True)
+
+
 def describe_interruption() -> int:
     """Print how an interrupted command can be continued; its exit code."""
     how = "nothing was written"
@@ -78,7 +89,7 @@ def describe_interruption() -> int:
             how = what
         elif (what / "run.toml").is_file():
             how = f"continue with `mooring resume {shlex.quote(str(what))}`"
-    print(f"interrupted; {how}.", file=sys.stderr)  # noqa: T201
+    print_aside(f"interrupted; {how}.")
     return 130
 
 
@@ -90,8 +101,6 @@ def command_name(context: Any) -> str:
 def print_error(error: Exception) -> int:
     """Say an error in one sentence, which may hold words from files and data; its exit code."""
     import click
-
-    from mooring.report.terminal import replace_control_characters
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
@@ -112,6 +121,8 @@ def print_error(error: Exception) -> int:
     if isinstance(error, click.Abort):
         return describe_interruption()
     foreseen = isinstance(error, RequestError | WorkError)
-    text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print(f"error: {replace_control_characters(text)}", file=sys.stderr)  # noqa: T201
+    text = str(error)
+    if not foreseen:
+        text = f"unexpected {type(error).__name__}: {' '.join(text.split())[:500]} (run with --debug for the details)"
+    print_aside(f"error: {text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + '...'}")
     return 2 if isinstance(error, RequestError) else 1

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from mooring.core.errors import RequestError
+from mooring.core.logs import replace_control_characters
 from mooring.core.types import JsonObject
 from mooring.options import split_assignments
 
@@ -113,7 +114,12 @@ def print_json(value: object) -> None:
     """One JSON object on stdout."""
     from mooring.runs.atomic_files import to_json
 
-    sys.stdout.write(to_json(value) + "\n")
+    write_data(to_json(value) + "\n")
+
+
+def write_data(text: str) -> None:
+    """Write a result to stdout: as it is to a file or a pipe, without control characters to a terminal."""
+    sys.stdout.write(replace_control_characters(text) if sys.stdout.isatty() else text)
 
 
 def csv_text(frame: object) -> str:

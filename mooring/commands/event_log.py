@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from mooring.core.logs import replace_control_characters
 from mooring.core.types import JsonObject
 
 TEXT, JSON = "text", "json"
@@ -45,5 +46,5 @@ class EventLog:
         if self.format == JSON:
             line = json.dumps({"time": now, "level": "info", **about})
         else:
-            line = sentence if self.at_terminal else f"{now} {sentence}"
+            line = replace_control_characters(sentence if self.at_terminal else f"{now} {sentence}")
         print(line, file=sys.stderr, flush=True)  # noqa: T201

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import MethodChoice, RunArgument, app, lasting_imports, print_json
+from mooring.commands.common import MethodChoice, RunArgument, app, lasting_imports, print_json, write_data
 from mooring.core.errors import RequestError
 from mooring.options import Json, Source, TrustCode, add_options
 
@@ -56,7 +55,7 @@ def predict(
         write_atomically(out, excel_bytes(frame) if out.suffix.lower() == ".xlsx" else csv_bytes(frame))
         display.print_line(f"{len(frame)} predictions in {out}")
     else:
-        sys.stdout.write(csv_bytes(frame).decode())
+        write_data(csv_bytes(frame).decode())
 
 
 def parse_level(text: str | None) -> float | None:
@@ -100,7 +99,7 @@ def export(
     if out is None:
         if to in ("torch", "onnx"):
             raise RequestError(f"--to {to} writes a file; name it with --out.")
-        sys.stdout.write(content.decode())
+        write_data(content.decode())
     else:
         from mooring.runs.atomic_files import write_atomically
 
@@ -139,14 +138,15 @@ def personalize(
     from mooring.engines.request import check_trusted_run
     from mooring.report.terminal import Display
     from mooring.report.terminal_results import show_new_clients, show_notes
-    from mooring.runs.directory import check_writable, open_run
+    from mooring.runs.directory import check_writable, explain_contents, open_run
 
     display = Display(json_)
     if out is not None:
         check_writable(out)
     if trust_code:
         check_trusted_run(open_run(run).run, run, trust_code)
-    result = answer(run, source, how=how, method=method, out=out, **given)
+    with explain_contents(run):
+        result = answer(run, source, how=how, method=method, out=out, **given)
     if json_:
         record = {"metric": result.metric, "way": result.way, "clients": result.clients.to_dict("records")}
         print_json(record | {"run": str(out or run)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +19,7 @@ from mooring.commands.common import (
     mark_resumable,
     open_display,
     print_json,
+    write_data,
 )
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
@@ -105,7 +105,7 @@ def show_written(
         show_run(display, run, per_client)
         return
     if isinstance(instead, str):
-        sys.stdout.write(instead)
+        write_data(instead)
     else:
         print_json(instead)
     show_notes(display, notes or [])
@@ -313,17 +313,18 @@ def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False)
     RUN is the run's directory. The result is bit-for-bit the one without interruption.
     """
     from mooring.report.terminal import Display
-    from mooring.runs.directory import open_run
+    from mooring.runs.directory import explain_contents, open_run
 
     display = Display(json_)
     RESUMABLE_RUNS[:] = [run]
     purpose = open_run(run).run.mooring.purpose
     if purpose not in RESUME:
         raise RequestError(f"{run} is a run of '{purpose}', which is written in one step: there is nothing to resume.")
-    with display.progress() as on_progress:
-        printed, notes = RESUME[purpose](run, on_progress, trust_code)
-    display.notes(notes)
-    show_written(display, run, printed if json_ else None)
+    with explain_contents(run):
+        with display.progress() as on_progress:
+            printed, notes = RESUME[purpose](run, on_progress, trust_code)
+        display.notes(notes)
+        show_written(display, run, printed if json_ else None)
 
 
 @app.command(epilog="Example: mooring watch runs/heart-fedprox_personal-1")

@@ -19,7 +19,8 @@ from mooring.data.column_statistics import ColumnStatistics, sum_by_client
 from mooring.data.column_types import Values, detect_kind, find_infinities, is_missing, parse_values
 from mooring.data.cures import Cure
 from mooring.data.data_warnings import find_leaks, find_suspicious_values
-from mooring.data.formulas import learn_formula, parse_formula, required_columns
+from mooring.data.formula_parser import parse_formula
+from mooring.data.formulas import learn_formula, required_columns
 from mooring.data.load_options import LoadOptions
 from mooring.data.loading import clean_rows, roles_of
 from mooring.data.schema_client import find_nearest_cell, survey_columns
@@ -107,7 +108,7 @@ def check(
     if options.formula is not None and table.x is None:
         formula = parse_formula(options.formula)
         attempt(lambda: learn_formula(formula, table.frame, table.place, table.title))
-        formula_columns = required_columns(formula, map(str, table.frame.columns))
+        formula_columns = required_columns(formula)
         features = [
             name for name in formula_columns if name in table.frame.columns and name not in roles_by_name.values()
         ]

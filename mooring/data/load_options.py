@@ -11,7 +11,7 @@ from mooring.data.cell_formats import CellFormat
 from mooring.data.character_encoding import require_encoding
 from mooring.data.column_types import CATEGORY
 from mooring.data.file_readers import CellReading
-from mooring.data.formulas import parse_formula
+from mooring.data.formula_parser import parse_formula
 from mooring.data.schema import Schema
 from mooring.data.schema_server import SchemaPlan
 from mooring.data.tables import suggest_name

@@ -34,12 +34,11 @@ from mooring.data.column_roles import (
 )
 from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order, twin_levels
 from mooring.data.file_readers import file_stem
+from mooring.data.formula_parser import MixedFormula, parse_formula
 from mooring.data.formulas import (
     FormulaState,
-    MixedFormula,
     find_complete_rows,
     learn_formula,
-    parse_formula,
     required_columns,
 )
 from mooring.data.load_options import LoadOptions
@@ -188,7 +187,7 @@ def read_client_table(
     if formula is not None:
         if table.x is not None:
             raise RequestError(f"{table.title}: the inputs are no table; a formula has no columns to name.")
-        formula_columns = required_columns(formula, map(str, table.frame.columns))
+        formula_columns = required_columns(formula)
         options = replace(options, features=[name for name in formula_columns if name not in roles])
     names = (
         [] if table.x is not None or schema is not None else feature_names(table, roles, options.features, options.drop)

@@ -8,6 +8,7 @@ is centered and scaled. `schema_server.py` computes a schema from the clients' s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -107,11 +108,36 @@ class Schema(BaseModel):
     @classmethod
     def from_json(cls, text: str) -> Schema:
         try:
-            return cls.model_validate_json(text)
+            return cls.from_content(json.loads(text))
+        except json.JSONDecodeError as failure:
+            raise RequestError(f"schema.json is not JSON: {failure}.") from failure
+
+    @classmethod
+    def from_content(cls, content: JsonObject) -> Schema:
+        """Return the schema of a file, which may be somebody else's: what no table can give is refused."""
+        try:
+            schema = cls.model_validate(content)
+            schema._check_numbers()
         except ValidationError as failure:
             first = failure.errors()[0]
             location = ".".join(map(str, first["loc"])) or "the file"
-            raise RequestError(f"schema.json is not a schema of this version: {location}: {first['msg']}.") from failure
+            message = str(first["msg"])[:200]
+            raise RequestError(f"schema.json is not a schema of this version: {location:.200}: {message}.") from failure
+        return schema
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers and levels that do not fit the columns."""
+        width = sum(len(column.encoded) for column in self.columns)
+        numbers = [*self.mean, *self.scale, self.target_mean, self.target_scale]
+        for wrong, what in (
+            (len(self.mean) != width or len(self.scale) != width, f"mean and scale need {width} numbers each"),
+            (not np.isfinite(numbers).all(), "a number is not finite"),
+            (min([*self.scale, self.target_scale]) <= 0, "a scale is not positive"),
+            (any(column.levels and column.fill not in column.levels for column in self.columns), "a fill is no level"),
+            (any(c.kind != CATEGORY and isinstance(c.fill, str) for c in self.columns), "a fill is no number"),
+        ):
+            if wrong:
+                raise RequestError(f"schema.json does not fit its columns: {what}.")
 
 
 def clip_outliers(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:

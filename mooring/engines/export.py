@@ -16,7 +16,7 @@ from mooring.engines.coefficients import read_scaling
 from mooring.engines.exported_models import onnx_bytes, sklearn_coefficients
 from mooring.engines.saved_run import SavedRun, open
 from mooring.runs.atomic_files import csv_bytes, to_json
-from mooring.runs.directory import SCHEMA_FILE
+from mooring.runs.directory import SCHEMA_FILE, explain_contents
 from mooring.tasks.linear_losses import Poisson
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ def export(
     comparison."""
     if to not in FORMATS:
         raise RequestError(f"mooring export: {describe_unknown('format', to, FORMATS)}.")
-    run = open(path, method)
-    if client is not None:
-        run.vector(client)  # raises an error for an unknown client
-    return FORMATS[to](run, None if client is None else client_name(client)), run.notes
+    with explain_contents(path):
+        run = open(path, method)
+        if client is not None:
+            run.vector(client)  # raises an error for an unknown client
+        return FORMATS[to](run, None if client is None else client_name(client)), run.notes
 
 
 def as_csv(run: SavedRun, client: str | None) -> bytes:

@@ -19,7 +19,15 @@ from mooring.data.tables import count_phrase, quote_list, suggest_name
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
-from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, SUMMARY_FILE, RunDirectory, StoredModels, open_run
+from mooring.runs.directory import (
+    ADVICE_FILE,
+    CLIENTS_FILE,
+    SUMMARY_FILE,
+    RunDirectory,
+    StoredModels,
+    explain_contents,
+    open_run,
+)
 from mooring.runs.purposes import PURPOSES
 
 NO_CLIENT = ""  # the owner of a row whose client cell is empty
@@ -32,7 +40,7 @@ def read_task_and_schema(directory: RunDirectory) -> tuple[Task, Schema]:
 
 def read_schema(directory: RunDirectory) -> Schema:
     """Return the encoding of a run's table."""
-    return Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
+    return Schema.from_content(directory.schema)
 
 
 def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirectory, list[str]]:
@@ -73,14 +81,15 @@ def predict(
     Of a comparison, `method` names the models (default: the best on validation rows). `trust_code` lets a run
     from an untrusted source use the model file that it names.
     """
-    directory, method_notes = choose_method(path, method)
-    if trust_code:
-        check_trusted_run(directory.run, directory.path, trust_code)
-    task, schema = read_task_and_schema(directory)
-    scores = None if interval is None else stored_intervals(directory)
-    kinds = stored_recommendations(directory)
-    frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path, scores, interval, kinds)
-    return frame, [*method_notes, *notes]
+    with explain_contents(path):
+        directory, method_notes = choose_method(path, method)
+        if trust_code:
+            check_trusted_run(directory.run, directory.path, trust_code)
+        task, schema = read_task_and_schema(directory)
+        scores = None if interval is None else stored_intervals(directory)
+        models, kinds = directory.models, stored_recommendations(directory)
+        frame, notes = predict_rows(task, schema, models, source, client, directory.path, scores, interval, kinds)
+        return frame, [*method_notes, *notes]
 
 
 def stored_recommendations(directory: RunDirectory) -> dict[str, str]:

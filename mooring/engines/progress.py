@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from mooring.core.logs import replace_control_characters
 from mooring.core.types import OnProgress as OnProgress
 
 
@@ -13,7 +14,9 @@ def ignore_progress(step: str, done: int, rounds: int) -> None:
 
 def print_progress(step: str, done: int, rounds: int) -> None:
     """Print the step and its progress, in one line on stderr."""
-    sys.stderr.write(f"\r\033[K{step}: {done} of {rounds}" + ("\n" if done == rounds else ""))
+    sys.stderr.write(
+        f"\r\033[K{replace_control_characters(step)}: {done} of {rounds}" + ("\n" if done == rounds else "")
+    )
     sys.stderr.flush()
 
 

@@ -307,7 +307,11 @@ def source_name(source: object) -> str:
     """Return a source's name in a run file: a data set's name, a file's full path, or that it was in memory."""
     if not isinstance(source, str | Path):
         return IN_MEMORY
-    return str(source) if is_dataset_name(source) or not Path(source).exists() else str(Path(source).resolve())
+    try:
+        is_file = not is_dataset_name(source) and Path(source).exists()
+    except (OSError, ValueError):  # no name that a file can have
+        is_file = False
+    return str(Path(source).resolve()) if is_file else str(source)
 
 
 def hyperparameters(algorithm: AnyAlgorithm) -> JsonObject:

@@ -6,18 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from mooring.core.errors import RequestError
-from mooring.core.types import JsonObject
 from mooring.data.column_types import is_text
-from mooring.data.formulas import (
-    MixedFormula,
-    RowPlaces,
-    evaluate_terms,
-    extrapolate_splines,
-    name_as_written,
-    required_columns,
-)
+from mooring.data.formula_columns import Learned, RowPlaces, evaluate_terms
+from mooring.data.formula_parser import MixedFormula
+from mooring.data.formulas import required_columns
 
 
 class DesignMatrices(NamedTuple):
@@ -31,7 +26,7 @@ class DesignMatrices(NamedTuple):
     fixed_names: list[str]
     random_names: list[str]
     dropped_rows: int
-    transforms: JsonObject  # what the formula's transformations learned
+    transforms: Learned  # what the formula's transformations learned
     levels: dict[str, list[object]]  # by text column: its values
 
 
@@ -45,7 +40,7 @@ class RowMatrices(NamedTuple):
 
 def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices:
     """The matrices of a formula for a table; rows with a missing value in a column that it names are left out."""
-    names = required_columns(formula, map(str, frame.columns))
+    names = required_columns(formula)
     absent = [name for name in names if name not in frame.columns]
     if absent:
         raise RequestError(f"the formula names column '{absent[0]}', which the table does not have.")
@@ -59,11 +54,11 @@ def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices
     rows = RowPlaces(present, lambda position: f"row {position + 1}")
     inputs = [name for name in names if name not in (formula.target, formula.client)]
     levels = {name: sorted(complete[name].unique()) for name in inputs if is_text(complete[name])}
-    complete = with_levels(complete, levels)
-    x, transforms = evaluate_terms(extrapolate_splines(formula.fixed), complete, formula.text, rows)
+    columns = read_inputs(complete[inputs], levels)
+    x, transforms = evaluate_terms(formula.fixed, columns, rows)
     z = None
     if formula.random is not None:
-        z, learned = evaluate_terms(extrapolate_splines(formula.random), complete, formula.text, rows)
+        z, learned = evaluate_terms(formula.random, columns, rows)
         transforms = transforms | learned
     if formula.client is None:
         code, clients = np.zeros(len(y), dtype=np.int64), ["all"]
@@ -76,40 +71,47 @@ def build_matrices(formula: MixedFormula, frame: pd.DataFrame) -> DesignMatrices
         np.zeros((len(y), 0)) if z is None else np.asarray(z, dtype=float),
         code,
         clients,
-        [name_as_written(name) for name in x.columns],
-        [] if z is None else [name_as_written(name) for name in z.columns],
+        list(x.columns),
+        [] if z is None else list(z.columns),
         len(frame) - len(complete),
         transforms,
         levels,
     )
 
 
-def with_levels(frame: pd.DataFrame, levels: dict[str, list[object]]) -> pd.DataFrame:
-    """The table with its text columns as categories of these values."""
-    known = {name: frame[name].where(frame[name].isin(values)) for name, values in levels.items()}
-    return frame.assign(**{name: pd.Categorical(known[name], categories=values) for name, values in levels.items()})
+def read_inputs(frame: pd.DataFrame, levels: dict[str, list[object]]) -> dict[str, np.ndarray | pd.Categorical]:
+    """The columns as formulas take them: texts as categories of these values, the others as numbers."""
+    for name in frame.columns.difference(list(levels)):
+        if not is_numeric_dtype(frame[name]):
+            raise RequestError(f"column '{name}' holds neither numbers nor text; a linear mixed model needs either.")
+    return {
+        name: pd.Categorical(frame[name].where(frame[name].isin(levels[name])), categories=levels[name])
+        if name in levels
+        else frame[name].to_numpy(float, na_value=np.nan)
+        for name in map(str, frame.columns)
+    }
 
 
 def build_row_matrices(formula: MixedFormula, design: DesignMatrices, frame: pd.DataFrame) -> RowMatrices:
     """Later rows by what a formula learned; a missing or unknown value is refused by its row."""
-    names = [name for name in required_columns(formula, map(str, frame.columns)) if name != formula.target]
+    names = [name for name in required_columns(formula) if name != formula.target]
     inputs = [name for name in names if name != formula.client]
     for name in inputs:
         if name not in frame.columns:
             raise RequestError(f"the formula names column '{name}', which the table does not have.")
-    table = with_levels(frame[inputs].reset_index(drop=True), design.levels)
+    table = read_inputs(frame[inputs], design.levels)
     for name in inputs:
-        absent = np.flatnonzero(table[name].isna())
+        absent = np.flatnonzero(pd.isna(table[name]))
         if len(absent):
             value = frame[name].iloc[absent[0]]
             why = "is missing" if pd.isna(value) else f"'{value}' is in no row that the model was fitted to"
             raise RequestError(f"row {absent[0] + 1}, column '{name}': the value {why}.")
-    rows = RowPlaces(np.arange(len(table)), lambda position: f"row {position + 1}")
-    x, _ = evaluate_terms(extrapolate_splines(formula.fixed), table, formula.text, rows, design.transforms)
-    z = np.zeros((len(table), 0))
+    rows = RowPlaces(np.arange(len(frame)), lambda position: f"row {position + 1}")
+    x, _ = evaluate_terms(formula.fixed, table, rows, design.transforms)
+    z = np.zeros((len(frame), 0))
     if formula.random is not None:
-        part, _ = evaluate_terms(extrapolate_splines(formula.random), table, formula.text, rows, design.transforms)
+        part, _ = evaluate_terms(formula.random, table, rows, design.transforms)
         z = part.to_numpy()
     is_named = formula.client is not None and formula.client in frame.columns
-    clients = frame[formula.client].astype(str).to_numpy(object) if is_named else np.full(len(table), "", dtype=object)
+    clients = frame[formula.client].astype(str).to_numpy(object) if is_named else np.full(len(frame), "", dtype=object)
     return RowMatrices(x.to_numpy(), z, clients)

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import norm
 
 from mooring.core.errors import RequestError
-from mooring.data.formulas import MixedFormula, parse_formula
+from mooring.data.formula_parser import MixedFormula, parse_formula
 from mooring.data.table_sources import read_source
 from mooring.mixed_models.formula import DesignMatrices, build_matrices, build_row_matrices
 from mooring.mixed_models.likelihood import (

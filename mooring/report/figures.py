@@ -12,10 +12,10 @@ import numpy as np
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
+from mooring.core.logs import replace_control_characters
 from mooring.core.types import JsonObject, NamedValues
 from mooring.report.figure_style import COLORS, MARKERS, MODEL_COLORS, STYLE, create_figure, encode_images
 from mooring.report.mixed_model_figures import MIXED_MODEL_FIGURES
-from mooring.report.terminal import replace_control_characters
 from mooring.report.terminal_results import PLAN_DESCRIPTIONS
 from mooring.runs.atomic_files import frame_from_rows, write_atomically
 from mooring.runs.directory import CURVES_FIGURE, IMPROVEMENTS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDirectory, open_run

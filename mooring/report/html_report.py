@@ -29,7 +29,7 @@ from mooring.report.glossary import explain_label
 from mooring.report.report_contents import COLUMN_LABELS, EXPECTED_LOSS_LABELS, ReportContents, collect_contents
 from mooring.report.terminal import format_cell
 from mooring.runs.atomic_files import to_plain, write_atomically
-from mooring.runs.directory import REPORT_FILE
+from mooring.runs.directory import REPORT_FILE, explain_contents
 
 DEFAULT_COMPARISON_FILE = "mooring-report.html"
 REPORT_MARKER = "<!-- A report of Mooring: `mooring report` writes it again. -->"
@@ -71,7 +71,12 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
         raise RequestError(f"{path} is a folder; --out takes the name of a file, such as {path / REPORT_FILE}.")
     if path.exists() and REPORT_MARKER.encode() not in path.read_bytes()[:200]:
         raise RequestError(f"{path} exists and is not a report of Mooring; choose another --out.")
-    page = render_report([collect_contents(run) for run in runs])
+    parts = []
+    for run in runs:
+        with explain_contents(run):
+            parts.append(collect_contents(run))
+    with explain_contents(path):
+        page = render_report(parts)
     write_atomically(path, page.encode())
     return path
 

@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mooring.core.logs import is_quiet, is_verbose
+from mooring.core.logs import is_quiet, is_verbose, replace_control_characters
 from mooring.core.types import JsonObject, OnProgress
 
 MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped
@@ -86,7 +86,10 @@ class Display:
         kept_keys, left_out = [key for key in columns if key not in shorter.values()], []
         parts = {
             key: TableColumn(
-                heading, [format_cell(row.get(key)) for row in rows], k == 0, key in {*shorter, *shorter.values()}
+                format_cell(heading),
+                [format_cell(row.get(key)) for row in rows],
+                k == 0,
+                key in {*shorter, *shorter.values()},
             )
             for k, (key, heading) in enumerate(columns.items())
         }
@@ -134,7 +137,7 @@ class Display:
             def update_bar(label: str, done: int, rounds: int) -> None:
                 name, _, detail = label.partition(": ")
                 if name not in jobs:
-                    jobs[name] = bar.add_task(label, total=rounds)
+                    jobs[name] = bar.add_task("", total=rounds)
                 bar.update(jobs[name], completed=done, total=rounds, description=replace_control_characters(label))
                 if detail and not self.err.is_terminal:
                     self.err.print(replace_control_characters(f"{label} ({done} of {rounds})"), soft_wrap=True)
@@ -249,11 +252,6 @@ def shorten_name(name: str, width: int) -> str:
     tail = (width - 1) // 2
     end = next(name[k:] for k in range(len(name)) if cell_len(name[k:]) <= tail)
     return set_cell_size(name, width - 1 - cell_len(end)) + "…" + end
-
-
-def replace_control_characters(text: str) -> str:
-    """Return text with control characters replaced by blanks."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def format_cell(value: object) -> str:

@@ -16,8 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from mooring.core.errors import RequestError
+from mooring.core.logs import replace_control_characters
 from mooring.core.types import JsonObject
-from mooring.report.terminal import Display, format_cell, replace_control_characters
+from mooring.report.terminal import Display, format_cell
 from mooring.runs.checkpoint import read_latest_checkpoint
 from mooring.runs.directory import COMPARISON_FILE, METHODS_FOLDER, RUN_FILE, RunDirectory, open_run
 

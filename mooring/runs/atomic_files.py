@@ -1,8 +1,9 @@
 """Files that are complete or absent, and whose damage is detected.
 
 A file is written under a temporary name in its own directory, synced, renamed, and the directory is synced. It contains
-a seal: the sha256 of the whole file with the seal's own digits set to 0. The seal is checked before any parser sees a
-byte, so a flipped bit or a cut is noticed wherever it is.
+a checksum (its "seal"): the sha256 of the whole file with the checksum's own digits set to 0. It is checked before any
+parser sees a byte, so a flipped bit or a cut is noticed wherever it is. It is no signature: anybody can compute it for
+other contents, so that contents are checked where they are used, and nothing in a file is run as code.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def with_checksum(data: bytes) -> bytes:
 def _place_of_seal(data: bytes) -> int:
     if data.count(CHECKSUM_MARK) != 1 or BLANK_CHECKSUM.encode() not in data:
         raise RequestError(
-            f"a name or a value contains {CHECKSUM_MARK.decode()!r}, which marks the seal of a file; rename it."
+            f"a name or a value contains {CHECKSUM_MARK.decode()!r}, which marks the checksum of a file; rename it."
         )
     return data.index(CHECKSUM_MARK) + len(CHECKSUM_MARK)
 
@@ -254,7 +255,7 @@ def read_checked(path: str | Path) -> bytes:
 def check_checksum(path: str | Path, head: bytes, parts: Iterable[bytes | memoryview]) -> None:
     """Raise DamagedFile unless the seal in `head` matches the file, which is `head` followed by `parts`."""
     if head.count(CHECKSUM_MARK) != 1:
-        raise DamagedFile(f"{path} is damaged or was not written by Mooring: it carries no seal.")
+        raise DamagedFile(f"{path} is damaged or was not written by Mooring: it carries no checksum.")
     place = head.index(CHECKSUM_MARK) + len(CHECKSUM_MARK)
     view = memoryview(head)
     digest = hashlib.sha256(view[:place])

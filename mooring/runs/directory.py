@@ -7,8 +7,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 from torch import Tensor
 
-from mooring.core.errors import RequestError
+from mooring.core.errors import RequestError, WorkError
 from mooring.core.types import JsonObject
 from mooring.runs import checkpoint
 from mooring.runs.atomic_files import (
@@ -148,6 +148,23 @@ def open_run(path: str | Path) -> RunDirectory:
     remove_leftovers(path)
     remove_leftovers(path / checkpoint.CHECKPOINT_FOLDER)
     return RunDirectory(path)
+
+
+@contextmanager
+def explain_contents(path: str | Path) -> Iterator[None]:
+    """Turn what goes wrong while the files of a run are used into one sentence.
+
+    A checksum only shows that a file was not damaged: another person's may hold anything in place of a number."""
+    try:
+        yield
+    except (RequestError, WorkError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise DamagedFile(
+            f"{path} cannot be used: its files do not have the contents of a run ({type(error).__name__}: {why}); "
+            "--debug shows the details."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,6 @@ def test_clients_predict_later_rows_from_earlier_ones(tmp_path):
 def test_a_formula_makes_the_same_columns_as_in_one_process(random, tmp_path):
     """Categories that not all clients have, a transformation, rows with missing cells; models and words are the
     same, and a client predicts from its own columns."""
-    pytest.importorskip("formulaic")
     rng, folder = np.random.default_rng(1), tmp_path / "clients"
     folder.mkdir()
     for i in range(3):

@@ -204,7 +204,6 @@ def test_personal_coefficients_are_not_sent(name, table, tmp_path):
 
 
 def test_a_formula_makes_the_simulators_columns(table, tmp_path):
-    pytest.importorskip("formulaic")
     formula = "y ~ a * colour + I(b**2) + (1 + a | client)"
     run = make_run(table, rounds=2, formula=formula)
     clients = make_clients(run, table, tmp_path / "state")

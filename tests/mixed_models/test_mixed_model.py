@@ -9,7 +9,7 @@ import statsmodels.formula.api as smf
 from scipy.stats import chi2
 
 import mooring
-from mooring.data.formulas import parse_formula
+from mooring.data.formula_parser import parse_formula
 from tests.mixed_models.sleepstudy import load_sleepstudy
 
 SLEEP = "Reaction ~ Days + (Days | Subject)"
@@ -142,8 +142,10 @@ def test_what_cannot_be_fitted_is_refused_in_one_sentence(formula, word):
 
 def test_formulas_are_taken_apart():
     parts = parse_formula("score ~ lrt * gender + (1 + lrt | school)")
-    assert parts[1:] == ("score", "lrt * gender", "1 + lrt", "school", True)
-    assert parse_formula("y ~ (1 || g)").fixed == "1" and not parse_formula("y ~ (1 || g)").correlated
+    fixed, random = ([":".join(map(str, term)) for term in terms] for terms in (parts.fixed, parts.random))
+    assert fixed == ["", "lrt", "gender", "lrt:gender"] and random == ["", "lrt"]
+    assert (parts.target, parts.client, parts.correlated) == ("score", "school", True)
+    assert parse_formula("y ~ (1 || g)").fixed == ((),) and not parse_formula("y ~ (1 || g)").correlated
 
 
 def test_intervals_of_new_clients_include_the_variance_between_clients(sleep):

@@ -1,15 +1,24 @@
 """Tables at 80 columns: no number is cut, names are told as they are, and nothing in them reaches the terminal."""
 
+import io
 import re
+import sys
+import warnings
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from mooring.cli import confirm, main
+from mooring.commands.common import print_json, write_data
+from mooring.commands.event_log import EventLog
+from mooring.core.logs import replace_control_characters
+from mooring.engines.progress import print_progress
 from mooring.report.terminal import (
     Display,
     assign_widths,
     format_cell,
     is_number,
-    replace_control_characters,
     shorten_name,
 )
 from mooring.report.terminal import TableColumn as Part
@@ -102,3 +111,72 @@ def test_columns_share_what_is_left():
     columns = [Part("n", ["1,234"]), Part("what", ["word " * 30]), Part("why", ["word " * 30])]
     given = assign_widths(columns, 80, 1)
     assert given[0] == 5 and sum(given) + 2 == 80 and abs(given[1] - given[2]) <= 1
+
+
+HOSTILE = "\x1b[31m\x1b]0;title\x07[red]\x9b2J\u202e[/]"
+NEUTRAL = " [31m ]0;title [red] 2J [/]"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: write_data(HOSTILE),
+        lambda: print_json({"client": HOSTILE}),
+        lambda: EventLog("text").write_message(HOSTILE),
+        lambda: print_progress(HOSTILE, 1, 2),
+        lambda: Display().table(HOSTILE, [{"a": HOSTILE, HOSTILE: 1}], {"a": HOSTILE, HOSTILE: HOSTILE}, HOSTILE),
+        lambda: Display().heading(HOSTILE),
+        lambda: Display().paragraph(HOSTILE),
+        lambda: Display().notes([HOSTILE]),
+    ],
+    ids=["data", "json", "event", "progress", "table", "heading", "paragraph", "note"],
+)
+def test_no_escape_sequence_reaches_a_terminal(write, monkeypatch):
+    """What mooring writes itself (styles, cleared lines) apart."""
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    write()
+    text = out.getvalue().replace("\r\x1b[K", "")
+    assert NEUTRAL.split()[0] in text and "[red]" in text
+    assert not [c for c in re.sub(r"\x1b\[[012]?m", "", text) if not c.isprintable() and c not in "\n"]
+
+
+def test_data_in_a_file_stay_as_they_are(capsys):
+    write_data(HOSTILE)
+    assert capsys.readouterr().out == HOSTILE
+
+
+def test_a_question_is_one_line(monkeypatch):
+    asked = []
+    monkeypatch.setattr("typer.confirm", lambda question, err: asked.append(question) or False)
+    assert not confirm(f"run {HOSTILE}\nRun it? [y/N]: y\n")
+    assert asked == [f"run {NEUTRAL} Run it? [y/N]: y "]
+
+
+def test_a_run_with_hostile_names_prints_plain_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    who = np.repeat([f"{HOSTILE} {i}" for i in range(4)], 30)
+    frame = pd.DataFrame({"who": who, "x": rng.normal(size=120), HOSTILE: rng.choice([HOSTILE, "b"], 120)})
+    frame.assign(y=frame["x"] + rng.normal(size=120)).to_csv("table.csv", index=False)
+    commands = (
+        ["advise", "table.csv", "--client", "who", "--target", "y", "--out", "run", "--per-client"],
+        ["predict", "run", "table.csv", "--client", HOSTILE],
+        ["fit", "table.csv", "--client", HOSTILE, "--target", "nothing"],
+        ["personalize", "run", "table.csv"],
+        ["fit", f"{HOSTILE}.csv"],
+        [HOSTILE],
+    )
+    for command in commands:
+        with pytest.raises(SystemExit), warnings.catch_warnings():
+            main(command)
+        out, err = capsys.readouterr()
+        assert out + err and all(c.isprintable() or c == "\n" for c in out + err), command

@@ -18,7 +18,7 @@ from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx, with_columns
 from mooring.data.clients import PARTS
-from mooring.data.formulas import INTERCEPT
+from mooring.data.formula_columns import INTERCEPT
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
 from mooring.partial_pooling.client_prior import Prior, average_kinds, estimate_global_ridge, estimate_priors
