@@ -45,11 +45,11 @@ from mooring.core.task import HasProx
 from mooring.core.types import JsonObject, NamedValues
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
-from mooring.engines.fit_files import check_same_data, describe_task, initial_files
+from mooring.engines.fit_files import InMemoryInputs, describe_task, initial_files, reopen
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
-from mooring.engines.request import check_trusted_run, request
+from mooring.engines.request import request
 from mooring.engines.theory_report import TheoryReport, find_theory, theory_as_json
 from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
 from mooring.runs.directory import (
@@ -61,7 +61,6 @@ from mooring.runs.directory import (
     RunDirectory,
     StoredModels,
     create_run,
-    open_run,
 )
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceOptions
@@ -180,14 +179,11 @@ def resume(
     tell: OnProgress = ignore_progress,
     source: object = None,
     model: object = None,
+    loss: object = None,
     trust_code: bool = False,
 ) -> AdviceResult:
     """Continue an interrupted advice to the same bytes as without it: finished folds are not fitted again."""
-    directory = open_run(path)
-    with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust_code)
-        job = prepare(directory.run, source, model)
-        check_same_data(directory, job)
+    with reopen(path, "advise", InMemoryInputs(source, model, loss, {}), trust_code) as (directory, job):
         return run_advice(job, directory, tell)
 
 
