@@ -45,7 +45,8 @@ from mooring.core.task import HasProx
 from mooring.core.types import JsonObject, NamedValues
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
-from mooring.engines.fit_files import InMemoryInputs, describe_task, initial_files, reopen
+from mooring.engines.fit_files import InMemoryInputs, initial_files, reopen
+from mooring.engines.model_store import describe_task
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
@@ -121,8 +122,9 @@ class AdviceResult(AdviceMethods):
         write_run(directory, self)
         return directory.path
 
-    def saved_models(self) -> StoredModels:
-        """The models as a run directory holds them."""
+    @cached_property
+    def saved(self) -> StoredModels:
+        """The models as a run directory contains them: of a client its recommended one."""
         job, models, choice = self.job, self.models, self.choice
         shares = torch.tensor(list(choice.mix.values()), dtype=models.centers.dtype)
         center = shares @ models.centers
@@ -270,5 +272,5 @@ def write_run(directory: RunDirectory, advice: AdviceResult) -> None:
         write_json(directory.path / SCHEMA_FILE, job.clients.schema.model_dump(mode="json"))
     known = frame[[name for name in CLIENTS_SCHEMA.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
-    directory.write_models(advice.saved_models())
+    directory.write_models(advice.saved)
     fold_checkpoints.remove_folds(directory)

@@ -19,6 +19,7 @@ from mooring.engines import training_checkpoint
 from mooring.engines.exchange import BEST, LAST, ClientRoster
 from mooring.engines.fit_result import RoundModels, TrainedModels
 from mooring.engines.metrics import Metric
+from mooring.engines.model_store import describe_task
 from mooring.engines.prediction_intervals import score_fit
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import check_trusted_run, hyperparameters, user_code_specs
@@ -137,24 +138,6 @@ def write_trained(
         else:
             directory.write_other_models(BEST, models(trained.best))
     directory.write_models(models(trained.used))
-
-
-def describe_task(job: Job) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the description of the task and of the order of parameters in a models file."""
-    task = job.task
-    description: JsonObject = {
-        "name": task.name,
-        "metric": task.metric,
-        "kind": job.clients.kind,
-        "classes": list(job.clients.classes),
-    }
-    description |= {"features": list(job.clients.features), "settings": task.describe()}
-    description |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
-    rows = getattr(job.clients, "train", None)  # remote clients keep their rows
-    if rows is not None:
-        description |= {"inputs": list(rows.x.shape[1:]), "outputs": list(rows.y.shape[1:])}
-        description |= {"whole": not rows.x.dtype.is_floating_point}
-    return description, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]
 
 
 def summarize_fit(job: Job, trained: TrainedModels, summary: JsonObject) -> JsonObject:
