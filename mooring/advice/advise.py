@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import advice_options, gather_evidence
 from mooring.advice.evaluation.row_access import RowAccess
@@ -52,6 +51,7 @@ from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import request
 from mooring.engines.theory_report import TheoryReport, find_theory, theory_as_json
+from mooring.runs import checkpoint
 from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
 from mooring.runs.directory import (
     ADVICE_FILE,
@@ -273,4 +273,4 @@ def write_run(directory: RunDirectory, advice: AdviceResult) -> None:
     known = frame[[name for name in CLIENTS_SCHEMA.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
     directory.write_models(advice.saved)
-    fold_checkpoints.remove_folds(directory)
+    checkpoint.remove_folds(directory.path)
