@@ -13,8 +13,7 @@ import typer
 from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.logs import LOGGER
-from mooring.core.memory import keep_freed_memory
+from mooring.core.process import LOGGER, keep_freed_memory
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
 
