@@ -63,8 +63,8 @@ from mooring.runs.directory import (
     StoredModels,
     create_run,
 )
+from mooring.runs.option_types import AdviceOptions
 from mooring.runs.runfile import RunFile, run_bytes
-from mooring.runs.sections import AdviceOptions
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 from mooring.shapes.column_sets import ColumnSets
 

@@ -44,8 +44,8 @@ from mooring.runs.directory import (
     method_folder,
     open_run,
 )
+from mooring.runs.option_types import Options
 from mooring.runs.runfile import RunFile
-from mooring.runs.sections import Options
 
 REPEATED_COLUMNS = ("test_loss", "validation_loss", "last_test_loss")  # columns with a deviation over repetitions
 SUMMED_COLUMNS = ("seconds", "bytes")

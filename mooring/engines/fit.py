@@ -31,7 +31,7 @@ from mooring.engines.training import train, train_baseline
 from mooring.engines.training_state import TrainingState
 from mooring.runs.atomic_files import directory_lock, write_json, write_parquet
 from mooring.runs.directory import CLIENTS_FILE, SUMMARY_FILE, RunDirectory, create_run
-from mooring.runs.sections import Options
+from mooring.runs.option_types import Options
 from mooring.runs.table_schemas import clients_table
 from mooring.runs.trackers import open_tracker
 
