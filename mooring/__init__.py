@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mooring.engines.compare import compare as compare
     from mooring.engines.exported_models import load_sklearn as load_sklearn
     from mooring.engines.fit import fit as fit
-    from mooring.engines.fit import resume as resume
     from mooring.engines.predict import predict as predict
     from mooring.engines.saved_run import open as open
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from mooring.mixed_models.mixed_model import fit_mixed_model as fit_mixed_model
     from mooring.report.figures import plot as plot
     from mooring.report.html_report import write_report as write_report
+    from mooring.run_verbs import resume as resume
 
     __version__: str
 
@@ -33,7 +33,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
     "fit": "mooring.engines.fit",
-    "resume": "mooring.engines.fit",
+    "resume": "mooring.run_verbs",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
     "compare_models": "mooring.mixed_models.comparison",

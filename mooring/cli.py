@@ -14,8 +14,7 @@ from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.commands.plugins import has_command, load_commands
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.logs import LOGGER, replace_control_characters
-from mooring.core.memory import keep_freed_memory
+from mooring.core.process import LOGGER, keep_freed_memory, replace_control_characters
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
 

@@ -35,7 +35,7 @@ from mooring.core.seeds import client_key, uniforms
 from mooring.core.task import Constants
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
 from mooring.data.column_types import to_client_names
-from mooring.data.native_frames import series_to_numpy, to_pandas
+from mooring.data.table_sources import series_to_numpy, to_pandas
 from mooring.data.tables import count_phrase, quote_list
 from mooring.engines.coefficients import Scaling, coefficient_table, to_data_units
 from mooring.engines.prediction_intervals import UnseenPredictions, score_residuals

@@ -1,7 +1,4 @@
-"""The command line's options, derived from the run file's sections; and the page that lists them all.
-
-`python -m mooring.options > docs/options.md` writes the page.
-"""
+"""The command line's options, derived from the run file's sections."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import functools
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -249,55 +245,3 @@ def group_by_method(fields: JsonObject) -> dict[str, JsonObject]:
             raise RequestError(f"--set takes METHOD.FIELD=VALUE here, got {name!r}.")
         out.setdefault(method, {})[field] = value
     return out
-
-
-TITLES = {
-    "data": "Data: what is learnt from, and which rows are held out",
-    "task": "Task: what is learnt",
-    "training": "Training: rounds, participation, aggregation",
-    "advice": "Advice: what counts as a difference, and how sure to be",
-}
-PAGE_HEADER = """# Options
-
-An option has the same meaning as a flag, in a run file and in Python: `--min-rows 10`, `min_rows = 10` in the section
-`[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override
-it: `mooring fit run.toml --rounds 7`. Lists are separated by commas, or their flag is repeated. What a command has
-no use for is refused, never ignored.
-
-This page is written by `python -m mooring.options > docs/options.md`.
-"""
-PAGE_FOOTER = """
-## Algorithm
-
-`--algorithm NAME` (`algorithm=`) chooses the method of `fit`, `--methods A,B` (`methods=`) those of `compare`; in a run
-file they are the section `[algorithm]` with a `name`, or a section `[[algorithms]]` for each. A method's own fields
-(`mooring list algorithms --json` lists them) stand in the same section, and are given as `--set lam=0.1` or
-`settings={"lam": 0.1}`; `compare` names the method too: `--set fedavg.steps=5`, `settings={"fedavg": {"steps": 5}}`.
-Fields of the task stand in `[task]`, and are given as `--set task.ridge=0.1` or `task={"ridge": 0.1}`.
-
-The numbers that a run resolved (`[algorithm.resolved]`: what "auto" became) are used again when its file is run
-as it is, and resolved anew as soon as an option changes anything.
-"""
-
-
-def render_page() -> str:
-    """`docs/options.md`."""
-    lines = [PAGE_HEADER]
-    for section, title in TITLES.items():
-        lines += [
-            f"## {title}",
-            "",
-            "| flag | `[" + section + "]` | Python | default | what |",
-            "|---|---|---|---|---|",
-        ]
-        for option in OPTIONS.values():
-            if option.section == section:
-                right = f"{option.info.title} Must be {option.info.description}."
-                cells = [f"`{option.flag}`", f"`{option.field}`", f"`{option.name}`", option.default, right]
-                lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n" + PAGE_FOOTER
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_page())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mooring.core.logs import LOGGER
+from mooring.core.process import LOGGER
 
 torch.set_num_threads(1)
 

@@ -25,19 +25,19 @@ from mooring.engines import fit as fitting
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
-from mooring.options import render_page
 from mooring.runs.atomic_files import read_bytes
+from mooring.runs.option_types import AdviceOptions, Options
 from mooring.runs.runfile import parse_run, read_run
 from mooring.runs.sections import (
     OPTIONS,
-    AdviceOptions,
     AdviceSection,
     DataSection,
-    Options,
     TaskSection,
     TrainingSection,
 )
 from tests.support.repository import ROOT
+from tools.option_types import format_types
+from tools.reference_pages import format_options
 
 FEW = {"features": ["age", "size"]}
 LONG = {"rounds": 40, "evaluate_every": 1, "algorithm": "fedavg"}  # beyond the best round
@@ -584,8 +584,12 @@ def test_personalize_leaves_small_newcomers_out(here, capsys):
     assert code == 0
 
 
+def test_the_types_of_pythons_options_are_up_to_date():
+    assert (ROOT / "mooring" / "runs" / "option_types.py").read_text() == format_types()
+
+
 def test_the_page_of_options_is_up_to_date():
-    assert (ROOT / "docs" / "options.md").read_text() == render_page()
+    assert (ROOT / "docs" / "options.md").read_text() == format_options()
 
 
 @pytest.mark.parametrize("command", ["fit", "compare", "advise", "theory", "check"])

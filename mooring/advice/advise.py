@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import advice_options, gather_evidence
 from mooring.advice.evaluation.row_access import RowAccess
@@ -45,12 +44,14 @@ from mooring.core.task import HasProx
 from mooring.core.types import JsonObject, NamedValues
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
-from mooring.engines.fit_files import check_same_data, describe_task, initial_files
+from mooring.engines.fit_files import InMemoryInputs, initial_files, reopen
+from mooring.engines.model_store import describe_task
 from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
-from mooring.engines.request import check_trusted_run, request
+from mooring.engines.request import request
 from mooring.engines.theory_report import TheoryReport, find_theory, theory_as_json
+from mooring.runs import checkpoint
 from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
 from mooring.runs.directory import (
     ADVICE_FILE,
@@ -61,10 +62,9 @@ from mooring.runs.directory import (
     RunDirectory,
     StoredModels,
     create_run,
-    open_run,
 )
+from mooring.runs.option_types import AdviceOptions
 from mooring.runs.runfile import RunFile, run_bytes
-from mooring.runs.sections import AdviceOptions
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 from mooring.shapes.column_sets import ColumnSets
 
@@ -122,8 +122,9 @@ class AdviceResult(AdviceMethods):
         write_run(directory, self)
         return directory.path
 
-    def saved_models(self) -> StoredModels:
-        """The models as a run directory holds them."""
+    @cached_property
+    def saved(self) -> StoredModels:
+        """The models as a run directory contains them: of a client its recommended one."""
         job, models, choice = self.job, self.models, self.choice
         shares = torch.tensor(list(choice.mix.values()), dtype=models.centers.dtype)
         center = shares @ models.centers
@@ -180,14 +181,11 @@ def resume(
     tell: OnProgress = ignore_progress,
     source: object = None,
     model: object = None,
+    loss: object = None,
     trust_code: bool = False,
 ) -> AdviceResult:
     """Continue an interrupted advice to the same bytes as without it: finished folds are not fitted again."""
-    directory = open_run(path)
-    with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust_code)
-        job = prepare(directory.run, source, model)
-        check_same_data(directory, job)
+    with reopen(path, "advise", InMemoryInputs(source, model, loss, {}), trust_code) as (directory, job):
         return run_advice(job, directory, tell)
 
 
@@ -274,5 +272,5 @@ def write_run(directory: RunDirectory, advice: AdviceResult) -> None:
         write_json(directory.path / SCHEMA_FILE, job.clients.schema.model_dump(mode="json"))
     known = frame[[name for name in CLIENTS_SCHEMA.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
-    directory.write_models(advice.saved_models())
-    fold_checkpoints.remove_folds(directory)
+    directory.write_models(advice.saved)
+    checkpoint.remove_folds(directory.path)

@@ -42,7 +42,7 @@ from mooring.core.minibatches import minibatches
 from mooring.core.solvers import set_buffers
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
-from mooring.tasks.representation import has_representation, represent
+from mooring.tasks.memory import has_representation, represent
 
 
 class Client(NamedTuple):

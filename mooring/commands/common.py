@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from mooring.core.errors import RequestError
-from mooring.core.logs import replace_control_characters
+from mooring.core.process import replace_control_characters
 from mooring.core.types import JsonObject
 from mooring.options import split_assignments
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from mooring.core.logs import replace_control_characters
+from mooring.core.process import replace_control_characters
 from mooring.core.types import JsonObject
 
 TEXT, JSON = "text", "json"

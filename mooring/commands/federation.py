@@ -305,16 +305,14 @@ def show(sentence: str) -> None:
 
 def show_federation(display: Display, out: Path, json_: bool) -> None:
     """The result of a finished run: of a fit, or of advise with its report."""
-    from mooring.engines.fit_result import as_json
-    from mooring.report.terminal_results import show_run
+    from mooring.commands.training import show_written
+    from mooring.run_verbs import as_json, show_run
     from mooring.runs.directory import open_run
 
     directory = open_run(out)
     if directory.run.mooring.purpose == "advise":
-        from mooring.commands.training import advice_as_json, show_written
-
-        show_written(display, out, advice_as_json(out) if json_ else None)
+        show_written(display, out, as_json(directory, out) if json_ else None)
     elif json_:
-        print_json(as_json(directory))
+        print_json(as_json(directory, out))
     else:
         show_run(display, out)

@@ -22,7 +22,6 @@ from mooring.commands.common import (
     write_data,
 )
 from mooring.core.errors import RequestError
-from mooring.core.types import JsonObject
 from mooring.options import (
     ADVICE,
     DATA,
@@ -49,7 +48,6 @@ from mooring.options import (
 from mooring.runs.sections import DEFAULT_ALGORITHM
 
 if TYPE_CHECKING:
-    from mooring.core.types import OnProgress
     from mooring.report.terminal import Display
 
 SINGLE_RUN_OPTIONS = tuple(name for name in TRAINING if name != "seeds")
@@ -98,7 +96,8 @@ def show_written(
 ) -> None:
     """Write a run's report and show its answer, or `instead` of it print an object as JSON or a text and `notes`."""
     from mooring.report.html_report import write_report
-    from mooring.report.terminal_results import show_notes, show_run
+    from mooring.report.terminal_results import show_notes
+    from mooring.run_verbs import show_run
 
     write_report([run])
     if instead is None:
@@ -268,63 +267,26 @@ def _parse_grids(texts: list[str] | None) -> dict[str, dict[str, list[object]]] 
     return grids or None
 
 
-def _resume_fit(run: Path, on_progress: OnProgress, trust_code: bool) -> tuple[JsonObject, list[str]]:
-    from mooring.engines.fit import resume_fit
-    from mooring.engines.fit_result import as_json
-
-    result, note = resume_fit(run, on_progress, trust_code=trust_code)
-    return as_json(result), [note] if note else []
-
-
-def _resume_comparison(run: Path, on_progress: OnProgress, trust_code: bool) -> tuple[JsonObject, list[str]]:
-    from mooring.engines.compare import as_json, resume_comparison
-    from mooring.report.figures import draw_images
-
-    result = resume_comparison(run, on_progress, trust_code=trust_code)
-    draw_images(run)
-    return as_json(result), []
-
-
-def _resume_advice(run: Path, on_progress: OnProgress, trust_code: bool) -> tuple[JsonObject, list[str]]:
-    from mooring.advice import advise as advising
-    from mooring.runs.directory import open_run
-
-    if not open_run(run).finished:
-        advising.resume(run, on_progress, trust_code=trust_code)
-    return advice_as_json(run), []
-
-
-RESUME = {"fit": _resume_fit, "compare": _resume_comparison, "advise": _resume_advice}
-
-
-def advice_as_json(run: Path) -> JsonObject:
-    """The object that `mooring advise --json` prints, of a run directory."""
-    from mooring.advice.advise import PRINTED_KEYS
-    from mooring.runs.directory import open_run
-
-    record = open_run(run).advice | {"run": str(run)}
-    return {name: record[name] for name in PRINTED_KEYS}
-
-
 @app.command(epilog="Example: mooring resume runs/exam-1")
 def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False) -> None:
     """Resume an interrupted run.
 
     RUN is the run's directory. The result is bit-for-bit the one without interruption.
     """
+    from mooring.report.figures import draw_images
     from mooring.report.terminal import Display
+    from mooring.run_verbs import Inputs, as_json, resume_run
     from mooring.runs.directory import explain_contents, open_run
+    from mooring.runs.purposes import PURPOSES
 
     display = Display(json_)
     RESUMABLE_RUNS[:] = [run]
-    purpose = open_run(run).run.mooring.purpose
-    if purpose not in RESUME:
-        raise RequestError(f"{run} is a run of '{purpose}', which is written in one step: there is nothing to resume.")
-    with explain_contents(run):
-        with display.progress() as on_progress:
-            printed, notes = RESUME[purpose](run, on_progress, trust_code)
-        display.notes(notes)
-        show_written(display, run, printed if json_ else None)
+    with explain_contents(run), display.progress() as on_progress:
+        result, notes = resume_run(run, on_progress, Inputs(trust_code=trust_code))
+    if PURPOSES[open_run(run).run.mooring.purpose].methods == "several":
+        draw_images(run)
+    display.notes(notes)
+    show_written(display, run, as_json(result, run) if json_ else None)
 
 
 @app.command(epilog="Example: mooring watch runs/heart-fedprox_personal-1")

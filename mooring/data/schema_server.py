@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import COUNT, REGRESSION
 from mooring.data.column_statistics import ColumnStatistics, LevelCount
 from mooring.data.column_types import CATEGORY, DATE, MONTH, NUMBER, WEEKDAY, choose_kind, sort_levels
 from mooring.data.schema import OTHER_LEVEL, OUTLIER_FACTOR, Column, Feature, Limits, Schema, clip_outliers
+from mooring.data.tables import Note
 from mooring.data.target import agree_target
 
 MAX_CATEGORY_LEVELS = 50  # a category with more levels has few rows per level and makes the model wide
@@ -47,7 +48,7 @@ MAX_MAGNITUDE = 1e100  # squares and their sums stay finite below
 class SchemaPlan(BaseModel):
     """The plan that clients receive after the survey."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     target: str
     client: str | None
@@ -57,7 +58,7 @@ class SchemaPlan(BaseModel):
     asked: bool = False  # the columns were chosen: all are kept
     dropped: dict[str, str] = {}
     limits: Limits = {}  # of columns with outlier cells, which are clipped
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = Field((), exclude=True)  # not every client may read every note
 
 
 def plan_schema(
@@ -92,7 +93,8 @@ def plan_schema(
         if kinds[name] == DATE:
             parts = {f"{name} {part}": part for part in (MONTH, WEEKDAY)}
             columns += [feature(new, CATEGORY, name, part) for new, part in parts.items() if new not in names]
-    notes = [*answer.notes, *mixed_notes(survey, kinds, dropped), *(cell.sentence for cell in stray)]
+    notes = [Note(text) for text in answer.notes] + mixed_notes(survey, kinds, dropped)
+    notes += [Note(cell.sentence, [cell.client], cell.column) for cell in stray]
     return SchemaPlan.model_validate(
         {
             "target": target,
@@ -191,7 +193,7 @@ def number_hint(survey: ColumnStatistics, name: str) -> str:
     return f", {share:.0%} of them numbers" if share >= 0.5 else ""
 
 
-def mixed_notes(survey: ColumnStatistics, kinds: dict[str, str], dropped: dict[str, str]) -> list[str]:
+def mixed_notes(survey: ColumnStatistics, kinds: dict[str, str], dropped: dict[str, str]) -> list[Note]:
     """Return notes on columns that are numbers at some clients and text at others."""
     notes = []
     for name, kind in kinds.items():
@@ -201,10 +203,11 @@ def mixed_notes(survey: ColumnStatistics, kinds: dict[str, str], dropped: dict[s
         numeric = survey.select_clients(name, (numbers == present) & (present > 0) & (survey.of(name, "distinct") > 2))
         texts = survey.select_clients(name, (numbers == 0) & (present > 0))
         if numeric and texts:
-            notes.append(
+            text = (
                 f"Column '{name}' is numbers at client '{numeric[0]}' and text at client '{texts[0]}'; "
                 "it was taken as text."
             )
+            notes.append(Note(text, [numeric[0], texts[0]], name))
     return notes
 
 

@@ -10,10 +10,9 @@ from sklearn.utils.validation import check_is_fitted
 from mooring.core.errors import RequestError
 from mooring.data.column_roles import ColumnRoles, client_codes
 from mooring.data.loading import read_by_schema
-from mooring.data.native_frames import to_pandas
 from mooring.data.schema import encode_table
 from mooring.data.schema_client import ClientTable, agree_on_schema
-from mooring.data.table_sources import read_source
+from mooring.data.table_sources import read_source, to_pandas
 from mooring.data.tables import Table
 
 ROLE = "(target of the preprocessor)"  # a column that no table has

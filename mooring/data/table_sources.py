@@ -20,7 +20,6 @@ from mooring.data.array_tables import read_npz, table_of_arrays
 from mooring.data.client_arrays import rows_by_client, stack_items
 from mooring.data.clients import PARTS
 from mooring.data.file_readers import CellReading, require_distinct_names
-from mooring.data.native_frames import to_pandas
 from mooring.data.tables import Table, join_typed, read_table, with_types
 
 SOURCE_FORMS = (
@@ -124,3 +123,20 @@ def stack(dataset: Dataset, label: str) -> tuple[Tensor, Tensor]:
     if y.ndim != 1:
         raise RequestError(f"{label}: y must have one value per row, got the shape {tuple(y.shape)}.")
     return x, y
+
+
+def to_pandas(value: object) -> object:
+    """Return a data frame of any library as one of pandas; other values are unchanged."""
+    if isinstance(value, pd.DataFrame) or not (hasattr(value, "columns") or hasattr(value, "column_names")):
+        return value
+    try:
+        import narwhals
+    except ModuleNotFoundError:
+        return value
+    frame = narwhals.from_native(value, eager_only=True, pass_through=True)
+    return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else value
+
+
+def series_to_numpy(value: object) -> object:
+    """Return a series of another library as an array; other values are unchanged."""
+    return value.to_numpy() if hasattr(value, "to_numpy") and not isinstance(value, pd.Series) else value

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,22 @@ DEFAULT_READING = CellReading()
 RUN_DIRECTORY_FILES = ("run.toml", "schema.json")  # that a run directory has, and a folder of tables has not
 
 RowLocator = Callable[[int], str]  # returns the location of a row in words
+
+
+class Note(str):
+    """A sentence on the data with what it is about: the clients that it names, and its column. A client of a federation
+    may read notes that name no client but itself."""
+
+    clients: tuple[str, ...]
+    column: str | None
+
+    def __new__(cls, text: str, clients: Iterable[str] = (), column: str | None = None) -> Self:
+        note = super().__new__(cls, text)
+        note.clients, note.column = tuple(clients), column
+        return note
+
+    def is_visible_to(self, client: str) -> bool:
+        return set(self.clients) <= {client}
 
 
 @dataclass(frozen=True, eq=False)

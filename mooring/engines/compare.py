@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import pandas as pd
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
-from mooring.engines.fit_files import check_same_data, initial_files, with_resolved, write_trained
+from mooring.engines.fit_files import InMemoryInputs, initial_files, reopen, with_resolved, write_trained
 from mooring.engines.fit_result import TrainedModels
 from mooring.engines.fit_tables import mean_known_loss, rounds_frame
 from mooring.engines.loop import TrainingSteps, resolve
@@ -25,7 +25,7 @@ from mooring.engines.participation import cohort_size, refuse_partial_participat
 from mooring.engines.personal_parts import name_personal_parts
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
-from mooring.engines.request import check_trusted_run, hyperparameters, request, user_classes
+from mooring.engines.request import hyperparameters, request, user_classes
 from mooring.engines.simulator import StatisticsCache
 from mooring.engines.sweep import group_methods, max_runs_per_cohort, run_together
 from mooring.engines.training import train_steps
@@ -44,8 +44,8 @@ from mooring.runs.directory import (
     method_folder,
     open_run,
 )
+from mooring.runs.option_types import Options
 from mooring.runs.runfile import RunFile
-from mooring.runs.sections import Options
 
 REPEATED_COLUMNS = ("test_loss", "validation_loss", "last_test_loss")  # columns with a deviation over repetitions
 SUMMED_COLUMNS = ("seconds", "bytes")
@@ -129,22 +129,9 @@ def resume_comparison(
     trust_code: bool = False,
 ) -> Comparison:
     """Finish an interrupted comparison: finished methods are kept, others resume from their checkpoints."""
-    directory = open_run(path)
-    with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust_code)
-        inputs = InMemoryInputs(source, model, loss, user_classes(methods))
-        job = prepare(directory.run, *inputs, directory.path)
-        check_same_data(directory, job)
+    inputs = InMemoryInputs(source, model, loss, user_classes(methods))
+    with reopen(path, "compare", inputs, trust_code) as (directory, job):
         return run_comparison(job, inputs, directory, on_progress)
-
-
-class InMemoryInputs(NamedTuple):
-    """Inputs that a run file cannot contain."""
-
-    source: object
-    model: object
-    loss: object
-    own: Mapping[str, type[AnyAlgorithm]]
 
 
 def run_comparison(

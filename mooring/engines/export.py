@@ -46,8 +46,8 @@ def as_json(run: SavedRun, client: str | None) -> bytes:
     header: JsonObject = {
         "run": str(run.path),
         "method": run.method,
-        "target": run.schema.target,
-        "kind": run.schema.kind,
+        "target": run.encoding.target,
+        "kind": run.encoding.kind,
     }
     if isinstance(run.task, Poisson) and run.task.max_prediction is not None:
         header["max_prediction"] = run.task.max_prediction
@@ -56,16 +56,16 @@ def as_json(run: SavedRun, client: str | None) -> bytes:
 
 def as_sklearn(run: SavedRun, client: str | None) -> bytes:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns, by client."""
-    scaling = read_scaling(run.schema)
+    scaling = read_scaling(run.encoding)
     global_models = {"global": run.global_} if client is None else {}
     chosen = run.models if client is None else {client: run.vector(client)}
 
     def numbers(w: Tensor) -> JsonObject:
-        return sklearn_coefficients(run.task, w, scaling, run.schema.kind)
+        return sklearn_coefficients(run.task, w, scaling, run.encoding.kind)
 
     columns = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}
     models = {"clients": {name: numbers(w) for name, w in chosen.items()}}
-    header = columns | {"kind": run.schema.kind}
+    header = columns | {"kind": run.encoding.kind}
     return (to_json(header | models | {name: numbers(w) for name, w in global_models.items()}) + "\n").encode()
 
 
@@ -85,7 +85,7 @@ def as_onnx(run: SavedRun, client: str | None) -> bytes:
     """A network; of a table it takes the encoded columns in the units of the data, else the inputs as they were."""
     module = run.module(client)
     if (run.directory.path / SCHEMA_FILE).is_file():
-        mean, scale = torch.tensor(run.schema.mean), torch.tensor(run.schema.scale)
+        mean, scale = torch.tensor(run.encoding.mean), torch.tensor(run.encoding.scale)
         return onnx_bytes(StandardizedModule(module, mean, scale), torch.zeros(2, len(mean)))
     first = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
     is_fully_connected = first is not None and not any(hasattr(part, "kernel_size") for part in module.modules())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +16,7 @@ from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
 from mooring.engines.callbacks import Callback, TrackRounds
 from mooring.engines.exchange import Exchange
-from mooring.engines.fit_files import check_same_data, initial_files, summarize_fit, with_resolved, write_trained
+from mooring.engines.fit_files import InMemoryInputs, initial_files, reopen, summarize_fit, with_resolved, write_trained
 from mooring.engines.fit_result import FitResult
 from mooring.engines.fit_tables import clients_frame, overall_loss, rounds_frame, test_losses
 from mooring.engines.loop import resolve
@@ -27,18 +26,12 @@ from mooring.engines.personal_parts import name_personal_parts
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.privacy import DEFAULT_DELTA
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
-from mooring.engines.request import check_trusted_run, request, user_classes
+from mooring.engines.request import request, user_classes
 from mooring.engines.training import train, train_baseline
 from mooring.engines.training_state import TrainingState
 from mooring.runs.atomic_files import directory_lock, write_json, write_parquet
-from mooring.runs.directory import (
-    CLIENTS_FILE,
-    SUMMARY_FILE,
-    RunDirectory,
-    create_run,
-    open_run,
-)
-from mooring.runs.sections import Options
+from mooring.runs.directory import CLIENTS_FILE, SUMMARY_FILE, RunDirectory, create_run
+from mooring.runs.option_types import Options
 from mooring.runs.table_schemas import clients_table
 from mooring.runs.trackers import open_tracker
 
@@ -126,30 +119,6 @@ def start_fit(
         return complete_fit(job, algorithm, exchange, TrainingState(server), directory, on_progress, callbacks)
 
 
-def resume(
-    run: str | Path,
-    *,
-    data: object = None,
-    model: object = None,
-    loss: object = None,
-    algorithm: AnyAlgorithm | None = None,
-    callbacks: Sequence[Callback] = (),
-    metrics: Mapping[str, Metric] | None = None,
-    progress: bool | OnProgress = False,
-    trust_code: bool = False,
-) -> FitResult:
-    """Continue the interrupted fit of a run directory; the result is bit-for-bit what it would have been.
-
-    Inputs that were in memory are passed again: the same data, model, loss, algorithm, callbacks and metrics. A
-    finished run is read.
-    """
-    inputs = (data, model, loss, algorithm, callbacks, trust_code, metrics)
-    result, note = resume_fit(run, progress_function(progress), *inputs)
-    if note is not None:
-        warnings.warn(note)
-    return result
-
-
 def resume_fit(
     path: str | Path,
     on_progress: OnProgress = ignore_progress,
@@ -165,11 +134,8 @@ def resume_fit(
 
     Data, model, loss, algorithm and callbacks that were in memory are passed again.
     """
-    directory = open_run(path)
-    with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust_code)
-        job = prepare(directory.run, source, model, loss, user_classes([algorithm]), directory.path, metrics)
-        check_same_data(directory, job)
+    inputs = InMemoryInputs(source, model, loss, user_classes([algorithm]))
+    with reopen(path, "fit", inputs, trust_code, metrics) as (directory, job):
         return continue_fit(job, directory, make_simulator(job), on_progress, callbacks)
 
 

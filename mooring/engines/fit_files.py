@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -14,10 +18,12 @@ from mooring.data.clients import PARTS
 from mooring.engines import training_checkpoint
 from mooring.engines.exchange import BEST, LAST, ClientRoster
 from mooring.engines.fit_result import RoundModels, TrainedModels
+from mooring.engines.metrics import Metric
+from mooring.engines.model_store import describe_task
 from mooring.engines.prediction_intervals import score_fit
-from mooring.engines.prepare import Job
-from mooring.engines.request import hyperparameters, user_code_specs
-from mooring.runs.atomic_files import DamagedFile, json_bytes, parquet_bytes, write_parquet
+from mooring.engines.prepare import Job, prepare
+from mooring.engines.request import check_trusted_run, hyperparameters, user_code_specs
+from mooring.runs.atomic_files import DamagedFile, directory_lock, json_bytes, parquet_bytes, write_parquet
 from mooring.runs.directory import (
     INPUTS_FILE,
     ROUNDS_FILE,
@@ -26,6 +32,7 @@ from mooring.runs.directory import (
     SPLIT_FILE,
     RunDirectory,
     StoredModels,
+    open_run,
 )
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.table_schemas import rounds_table
@@ -65,6 +72,36 @@ def digest_inputs(job: Job) -> JsonObject:
     return out
 
 
+class InMemoryInputs(NamedTuple):
+    """Inputs of `prepare` that a run file cannot contain."""
+
+    source: object
+    model: object
+    loss: object
+    algorithms: Mapping[str, type[AnyAlgorithm]]  # by their names in run files
+
+
+@contextmanager
+def reopen(
+    path: str | Path,
+    purpose: str,
+    inputs: InMemoryInputs,
+    trust_code: bool = False,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Iterator[tuple[RunDirectory, Job]]:
+    """Lock an interrupted run of this purpose, and prepare its job again. Runs of other purposes, untrusted code
+    and changed data are refused."""
+    directory = open_run(path)
+    own_purpose = directory.run.mooring.purpose
+    if own_purpose != purpose:
+        raise RequestError(f"{path} is a run of '{own_purpose}', not of '{purpose}': resume it with `mooring.resume`.")
+    with directory_lock(directory.path):
+        check_trusted_run(directory.run, directory.path, trust_code)
+        job = prepare(directory.run, *inputs, directory.path, metrics)
+        check_same_data(directory, job)
+        yield directory, job
+
+
 def check_same_data(directory: RunDirectory, job: Job) -> None:
     """Refuse changed rows, and a damaged finished run."""
     changed = "has changed since the run began; start a new run"
@@ -101,24 +138,6 @@ def write_trained(
         else:
             directory.write_other_models(BEST, models(trained.best))
     directory.write_models(models(trained.used))
-
-
-def describe_task(job: Job) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the description of the task and of the order of parameters in a models file."""
-    task = job.task
-    description: JsonObject = {
-        "name": task.name,
-        "metric": task.metric,
-        "kind": job.clients.kind,
-        "classes": list(job.clients.classes),
-    }
-    description |= {"features": list(job.clients.features), "settings": task.describe()}
-    description |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
-    rows = getattr(job.clients, "train", None)  # remote clients keep their rows
-    if rows is not None:
-        description |= {"inputs": list(rows.x.shape[1:]), "outputs": list(rows.y.shape[1:])}
-        description |= {"whole": not rows.x.dtype.is_floating_point}
-    return description, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]
 
 
 def summarize_fit(job: Job, trained: TrainedModels, summary: JsonObject) -> JsonObject:

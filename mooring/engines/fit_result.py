@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import pandas as pd
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mooring.algorithms.base import AnyAlgorithm
-from mooring.core.errors import RequestError
-from mooring.core.items import TensorItems, find_items
 from mooring.core.score_sentences import describe_scores
-from mooring.core.task import Task
 from mooring.core.types import JsonObject
-from mooring.data.clients import REGRESSION
-from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exchange import BEST
-from mooring.engines.exported_models import make_estimator
+from mooring.engines.model_store import TrainedStore, describe_task
+from mooring.engines.prediction_intervals import IntervalScores, score_fit
 from mooring.engines.prepare import Job
 from mooring.engines.training_state import TrainingOutcome
-from mooring.runs.directory import (
-    RunDirectory,
-)
-from mooring.tasks.network import NetworkTask
-from mooring.tasks.network_module import build_module
-
-if TYPE_CHECKING:
-    from sklearn.base import BaseEstimator
+from mooring.runs.directory import RunDirectory, StoredModels
 
 MAX_SHOWN_CLIENTS = 4  # clients that a result shows when it is printed
 
@@ -78,7 +67,7 @@ class TrainedModels:
 
 
 @dataclass(frozen=True)
-class FitResult:
+class FitResult(TrainedStore):
     """The result of `fit`. Losses are means over test rows of the models that clients would use."""
 
     job: Job
@@ -117,46 +106,27 @@ class FitResult:
     @property
     def models(self) -> dict[str, Tensor]:
         """Every client's parameter vector by name."""
-        return {name: self._model(name) for name in self.clients["client"]}
+        return {name: self.vector(name) for name in self.names}
 
-    def _model(self, client: str | None) -> Tensor:
-        """A client's parameter vector, or the global one."""
-        if client is None:
-            return self.trained.common
-        names = list(self.clients["client"])
-        if client not in names:
-            raise RequestError(f"unknown client {client!r}; the run has {len(names)}, such as {', '.join(names[:5])}.")
-        if self.trained.models is None:
-            raise RequestError(f"client {client!r} keeps its own model; only the global one is here.")
-        return self.trained.models[names.index(client)]
+    @cached_property
+    def saved(self) -> StoredModels:
+        """The models as a run directory contains them."""
+        trained = self.trained
+        return StoredModels(trained.common, trained.models, tuple(self.clients["client"]), *describe_task(self.job))
 
-    def predict(self, x: object, client: str | None = None) -> Tensor:
-        """Predictions at rows x by a client's model (default: the global one); a regression in the target's units.
-
-        x is an array or, for a network, a tuple or dictionary of arrays that it takes, or a data set of items (x, y).
-        """
-        return to_target_units(self.job.clients, predict_arrays(self.job.task, self._model(client), x))
-
-    def module(self, client: str | None = None) -> nn.Module:
-        """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
-        target's own units; classes and labels come as logits."""
-        clients = self.job.clients
-        return build_module(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
-
-    def model(self, client: str | None = None) -> nn.Module | BaseEstimator:
-        """A client's model (default: the global one), ready to be used: a network, or for linear and logistic tasks an
-        estimator of scikit-learn's on the encoded columns in the units of the data."""
-        if isinstance(self.job.task, NetworkTask):
-            return self.module(client)
-        clients = self.job.clients
-        return make_estimator(self.job.task, self._model(client), read_scaling(clients), clients.kind)
+    @cached_property
+    def intervals(self) -> IntervalScores | None:
+        return score_fit(self.job.task, self.job.clients, self.trained.models)
 
     @property
-    def coefficients(self) -> pd.DataFrame:
-        """One row per client and term in the units of the data: coefficient, global, deviation."""
-        names = list(self.clients["client"])
-        scaling = read_scaling(self.job.clients)
-        return coefficient_table(self.job.task, scaling, self.trained.common, self.trained.models, names)
+    def recommended_kinds(self) -> JsonObject:
+        return {}
+
+    def predict(self, data: object, client: object = None, interval: float | None = None) -> Any:
+        """Predictions as those of `ModelStore.predict`; arrays are encoded rows, also where `fit` had a table."""
+        if not isinstance(data, pd.DataFrame | str | Path):
+            return self.predict_arrays(data, client)
+        return super().predict(data, client, interval)
 
 
 def as_json(result: FitResult | RunDirectory) -> JsonObject:
@@ -164,33 +134,3 @@ def as_json(result: FitResult | RunDirectory) -> JsonObject:
     path = result.path if isinstance(result, RunDirectory) else result.run
     clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDirectory) else result.clients
     return {"summary": result.summary, "clients": clients.to_dict("records"), "run": str(path)}
-
-
-def predict_arrays(task: Task, w: Tensor, x: object) -> Tensor:
-    """Predictions of the model w [d] for rows x: see `FitResult.predict`."""
-    items = find_items(x) if isinstance(task, NetworkTask) else None
-    if isinstance(task, NetworkTask) and items is not None:
-        return task.predict_items(w, *items)
-    inputs = torch.as_tensor(x)
-    inputs = inputs.to(task.dtype) if inputs.dtype.is_floating_point else inputs
-    if isinstance(task, NetworkTask) and task.items is not None:  # its rows are numbers of items
-        return task.predict_items(w, TensorItems(inputs), len(inputs))
-    return task.predict(w[None], inputs[None])[0]
-
-
-class HasTargetUnits(Protocol):
-    """The target of a fit: its kind, and its units."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def target_mean(self) -> float: ...
-    @property
-    def target_scale(self) -> float: ...
-
-
-def to_target_units(clients: HasTargetUnits, prediction: Tensor) -> Tensor:
-    """Return a standardized prediction in the target's own units; probabilities are unchanged."""
-    if clients.kind != REGRESSION:
-        return prediction
-    return prediction * clients.target_scale + clients.target_mean

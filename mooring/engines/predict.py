@@ -119,7 +119,7 @@ def predict_rows(
     models: StoredModels,
     source: object,
     client: object,
-    path: Path,
+    path: str | Path,
     scores: IntervalScores | None = None,
     interval: float | None = None,
     kinds: Mapping[str, str] | None = None,
@@ -187,7 +187,7 @@ def interval_columns(
 
 
 def row_clients(
-    frame: pd.DataFrame, schema: Schema, client: object, client_names: tuple[str, ...], path: Path
+    frame: pd.DataFrame, schema: Schema, client: object, client_names: tuple[str, ...], path: str | Path
 ) -> np.ndarray:
     """Return the client whose model predicts each row; 3, 3.0 and "3" are one client."""
     if client is not None:

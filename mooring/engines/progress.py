@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mooring.core.logs import replace_control_characters
+from mooring.core.process import replace_control_characters
 from mooring.core.types import OnProgress as OnProgress
 
 

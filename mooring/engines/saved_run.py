@@ -7,32 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
-from torch import Tensor, nn
+from torch import Tensor
 
-from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
-from mooring.data.column_types import client_name
 from mooring.data.loading import encode_new_rows
 from mooring.data.schema import Schema
-from mooring.data.tables import suggest_name
-from mooring.engines.coefficients import coefficient_table, read_scaling
-from mooring.engines.exported_models import make_estimator
-from mooring.engines.fit_result import predict_arrays, to_target_units
-from mooring.engines.predict import choose_method, predict_rows, read_schema, stored_intervals, stored_recommendations
+from mooring.engines.coefficients import read_scaling
+from mooring.engines.model_store import ModelStore
+from mooring.engines.predict import choose_method, read_schema, stored_intervals, stored_recommendations
+from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
 from mooring.runs.atomic_files import frame_from_rows
 from mooring.runs.directory import SCHEMA_FILE, RunDirectory, StoredModels, method_folder, open_run
-from mooring.tasks.network import NetworkTask
-from mooring.tasks.network_module import build_module
 
 if TYPE_CHECKING:
-    from sklearn.base import BaseEstimator
+    pass
 
 
 class RunTables(NamedTuple):
@@ -58,7 +52,7 @@ RUN_TABLES = {
 
 
 @dataclass(frozen=True)
-class SavedRun:
+class SavedRun(ModelStore):
     """A finished run: its models, its tables, and predictions of new rows."""
 
     path: Path
@@ -67,6 +61,10 @@ class SavedRun:
     directory: RunDirectory  # of the models: a comparison has one per method
     notes: list[str]
     in_memory: tuple[object, object] = (None, None)  # a model and a loss that were in memory
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
 
     @cached_property
     def saved(self) -> StoredModels:
@@ -77,18 +75,21 @@ class SavedRun:
         return read_task(self.directory, *self.in_memory)
 
     @cached_property
-    def schema(self) -> Schema:
-        """The encoding of the run's table."""
+    def schema(self) -> Schema | None:
+        """The encoding of the run's table; None if it was made from arrays."""
+        return self.encoding if (self.directory.path / SCHEMA_FILE).exists() else None
+
+    @property
+    def encoding(self) -> Schema:
         return read_schema(self.directory)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.saved.clients
+    def intervals(self) -> IntervalScores | None:
+        return stored_intervals(self.directory)
 
     @property
-    def global_(self) -> Tensor:
-        """The global model's parameter vector."""
-        return self.saved.common
+    def recommended_kinds(self) -> dict[str, str]:
+        return stored_recommendations(self.directory)
 
     @cached_property
     def models(self) -> dict[str, Tensor]:
@@ -106,71 +107,13 @@ class SavedRun:
         """The run's summary; of a comparison, the row of the method."""
         return RUN_TABLES[self.purpose].summary(open_run(self.path), self.directory.path.name)
 
-    @cached_property
-    def coefficients(self) -> pd.DataFrame:
-        """One row per client and term in the units of the data: coefficient, global, deviation."""
-        return coefficient_table(self.task, read_scaling(self.schema), self.global_, self.saved.personal, self.names)
-
-    def vector(self, client: object = None) -> Tensor:
-        """A client's parameter vector (default: the global one)."""
-        if client is None:
-            return self.global_
-        name = client_name(client)
-        if name not in self.models:
-            examples = f"{len(self.names)} clients, such as {', '.join(self.names[:5])}"
-            raise RequestError(
-                f"{self.path}: no model of client {name!r}; the run has {examples}.{suggest_name(name, self.names)}"
-            )
-        return self.models[name]
-
-    def predict(self, source: object, client: object = None, interval: float | None = None) -> pd.DataFrame | Tensor:
-        """Return one row per row of a table, each predicted by its own client's model, or all by that of `client`.
-
-        Unknown clients and cells without a client raise warnings. A run that
-        was made from arrays takes arrays, all rows by the model of `client` (default: the global one), and returns
-        a tensor, as the result of `fit` does. `interval` is the level of prediction intervals, such as 0.9, of a run of
-        `advise`.
-        """
-        if not (self.directory.path / SCHEMA_FILE).exists():
-            answers = predict_arrays(self.task, self.vector(client), source)
-            return to_target_units(SimpleNamespace(**self.saved.task), answers)
-        frame, notes = predict_rows(
-            self.task,
-            self.schema,
-            self.saved,
-            source,
-            client,
-            self.path,
-            None if interval is None else stored_intervals(self.directory),
-            interval,
-            stored_recommendations(self.directory),
-        )
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
-        return frame
-
-    def module(self, client: object = None) -> nn.Module:
-        """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
-        target's own units; classes and labels come as logits."""
-        description = self.saved.task
-        return build_module(
-            self.task, self.vector(client), description.get("target_mean", 0.0), description.get("target_scale", 1.0)
-        )
-
-    def model(self, client: object = None) -> nn.Module | BaseEstimator:
-        """A client's model (default: the global one), ready to be used: a network, or an estimator of scikit-learn's
-        that takes the columns of `inputs`."""
-        if isinstance(self.task, NetworkTask):
-            return self.module(client)
-        return make_estimator(self.task, self.vector(client), read_scaling(self.schema), self.schema.kind)
-
     def inputs(self, source: object) -> pd.DataFrame:
         """A table's rows as the models see them, in the units of the data: a column for each term."""
-        scaled, _, notes = encode_new_rows(source, self.schema)
+        scaled, _, notes = encode_new_rows(source, self.encoding)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        scaling = read_scaling(self.schema)
-        return pd.DataFrame(scaled * scaling.scale + scaling.mean, columns=list(self.schema.features))
+        scaling = read_scaling(self.encoding)
+        return pd.DataFrame(scaled * scaling.scale + scaling.mean, columns=list(self.encoding.features))
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"

@@ -21,9 +21,8 @@ from mooring.core.task import HasProx, HasSolve, Task, require
 from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.prepare import Job
-from mooring.estimates.client_summaries import local_fits, omitted_ridge
+from mooring.estimates.client_summaries import Estimate, local_fits, omitted_ridge
 from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
-from mooring.estimates.estimate import Estimate
 from mooring.estimates.federation_estimates import estimate_federation
 from mooring.estimates.heterogeneity import estimate_diameter
 from mooring.estimates.lambda_rules import LambdaRule

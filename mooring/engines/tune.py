@@ -19,7 +19,7 @@ from mooring.engines import loop, participation
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
-from mooring.runs.sections import Options
+from mooring.runs.option_types import Options
 from mooring.tasks.compiled_steps import compile_steps, has_compiled_steps, is_numba_available
 
 CHUNK_FACTOR = 4  # chunks of a quarter, once and four times the usual number of clients are tried

@@ -21,7 +21,8 @@ estimated, hence the corrections in each builder below, which hold down to n = 3
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from math import nan
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -219,3 +220,16 @@ def _by_blocks(rows: Rows, build: Callable[[Batch], StateTree], pairs: bool = Fa
     if pairs:
         blocks = [p for b in blocks for p in b.split(max(1, MAX_PAIR_NUMBERS // int(rows.size[b].max()) ** 2))]
     return map_blocks(blocks, lambda block: build(rows.select(block).padded()))
+
+
+class Estimate(NamedTuple):
+    value: Any  # a number, or a tensor with one entry per client
+    low: Any
+    high: Any
+    method: str  # how it was estimated
+    warnings: tuple[str, ...] = ()
+
+
+def unidentified(reason: str) -> Estimate:
+    """Return an estimate without value and interval, with the reason."""
+    return Estimate(nan, nan, nan, "not identified", (reason,))

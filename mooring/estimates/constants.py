@@ -19,8 +19,16 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtri, ndtri
 from torch import Tensor
 
-from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits, fit_from_stats, local_fits, trace
-from mooring.estimates.estimate import Estimate, unidentified
+from mooring.estimates.client_summaries import (
+    ClientSummary,
+    Estimate,
+    LinearStats,
+    LocalFits,
+    fit_from_stats,
+    local_fits,
+    trace,
+    unidentified,
+)
 from mooring.estimates.random_effects import fit_reml
 from mooring.estimates.reml import MAX_VARIANCE_RATIO
 from mooring.theory.weights import check_weights

@@ -23,13 +23,14 @@ from torch import Tensor
 from mooring.core.errors import RequestError
 from mooring.estimates.client_summaries import (
     ClientSummary,
+    Estimate,
     LocalFits,
     fit_covariance,
     hessian_shaped_covariance,
     local_fits,
     trace,
+    unidentified,
 )
-from mooring.estimates.estimate import Estimate, unidentified
 from mooring.estimates.squared_length_interval import QuadraticForm, confidence_interval, noise_quantile
 from mooring.theory.weights import check_weights
 

@@ -19,8 +19,7 @@ import torch
 from scipy.special import chdtri, gammainc
 from torch import Tensor
 
-from mooring.estimates.client_summaries import ClientSummary, local_fits, trace
-from mooring.estimates.estimate import Estimate
+from mooring.estimates.client_summaries import ClientSummary, Estimate, local_fits, trace
 from mooring.estimates.heterogeneity import (
     estimate_client_radii,
     estimate_max_radius,

@@ -29,9 +29,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits, local_fits, trace
+from mooring.estimates.client_summaries import ClientSummary, Estimate, LinearStats, LocalFits, local_fits, trace
 from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
-from mooring.estimates.estimate import Estimate
 from mooring.estimates.heterogeneity import resolve_client_weights
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.random_effects import (

@@ -12,7 +12,7 @@ import numpy as np
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
-from mooring.core.logs import replace_control_characters
+from mooring.core.process import replace_control_characters
 from mooring.core.types import JsonObject, NamedValues
 from mooring.report.figure_style import COLORS, MARKERS, MODEL_COLORS, STYLE, create_figure, encode_images
 from mooring.report.mixed_model_figures import MIXED_MODEL_FIGURES

@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mooring.core.logs import is_quiet, is_verbose, replace_control_characters
+from mooring.core.process import is_quiet, is_verbose, replace_control_characters
 from mooring.core.types import JsonObject, OnProgress
 
 MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from mooring.core.score_sentences import ASK_ADVISE, describe_scores, direction,
 from mooring.core.types import JsonObject, NamedValues
 from mooring.report.terminal import Display, format_cell
 from mooring.runs.atomic_files import frame_from_rows
-from mooring.runs.directory import CLIENTS_FILE, REPORT_FILE, open_run
+from mooring.runs.directory import CLIENTS_FILE
 
 MAX_CLIENTS_SHOWN = 10  # in a terminal's table, unless all are requested
 MAX_NOTES = 3  # on the data, below a result; the report has all
@@ -63,32 +62,6 @@ TERMINAL_SENTENCES = (
     "contributions",
     "outliers",
 )  # the report has the others
-
-
-def show_run(display: Display, run: str | Path, per_client: bool = False) -> None:
-    """Print a finished run of any kind, from its directory."""
-    directory = open_run(run)
-    purpose, notes = directory.run.mooring.purpose, []
-    if purpose == "advise":
-        advice = directory.advice
-        show_advice(display, advice, per_client, run)
-        notes = advice["notes"]
-    elif purpose == "compare":
-        show_comparison(display, directory.comparison, per_client)
-        notes = directory.comparison["notes"]
-    elif purpose == "personalize":
-        summary = directory.summary
-        show_new_clients(display, frame_from_rows(summary["new_clients"]), summary["metric"], summary["way"])
-        notes = summary["notes"]
-    else:
-        show_fit(display, directory.summary, directory.clients, per_client)
-        notes = directory.summary["notes"]
-    report = Path(run) / REPORT_FILE
-    first = f"Report: {shlex.quote(str(report))}" if report.is_file() else f"Run: {shlex.quote(str(run))}"
-    predict = f"Predict: mooring predict {shlex.quote(str(run))} new.csv"
-    gap = "\n" if len(first) + len(predict) + 4 > display.out.width else "    "
-    display.print_line(f"{first}{gap}{predict}")
-    show_notes(display, notes)
 
 
 def show_notes(display: Display, notes: Sequence[str]) -> None:

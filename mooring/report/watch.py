@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from mooring.core.errors import RequestError
-from mooring.core.logs import replace_control_characters
+from mooring.core.process import replace_control_characters
 from mooring.core.types import JsonObject
 from mooring.report.terminal import Display, format_cell
 from mooring.runs.checkpoint import read_latest_checkpoint

@@ -1,23 +1,25 @@
-"""Checkpoints, from which an interrupted run resumes: `checkpoint/` contains the two latest, one tensor file each."""
+"""Checkpoints, from which an interrupted run resumes: tensor files in `checkpoint/`, of a training the two latest
+rounds, of an advice all finished folds."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from mooring.core.errors import RequestError
+from mooring.core.errors import RequestError, WorkError
 from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import DamagedFile, make_synced_folder, write_error
 from mooring.runs.tensor_files import StoredTensor, read_tensors, write_tensors
 
 CHECKPOINT_FOLDER = "checkpoint"
 MAX_CHECKPOINTS = 2
-_NAME = re.compile(r"round-(\d+)\.safetensors")
+ROUND, FOLD = "round-{:08d}.safetensors", "fold-{:04d}.safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -29,10 +31,10 @@ class Checkpoint(NamedTuple):
     note: str | None  # a sentence if a newer checkpoint is damaged and this older one replaces it
 
 
-def list_checkpoints(run: str | Path) -> list[tuple[int, Path]]:
-    """Return (round, file) of every checkpoint, latest first."""
-    folder = Path(run) / CHECKPOINT_FOLDER
-    names = ((_NAME.fullmatch(path.name), path) for path in folder.glob("*"))
+def list_checkpoints(run: str | Path, name: str = ROUND) -> list[tuple[int, Path]]:
+    """Return (round, file) of every checkpoint, latest first; or of every fold."""
+    pattern = re.compile(name.split("{")[0] + r"(\d+)\.safetensors")
+    names = ((pattern.fullmatch(path.name), path) for path in (Path(run) / CHECKPOINT_FOLDER).glob("*"))
     return sorted(((int(match[1]), path) for match, path in names if match), reverse=True)
 
 
@@ -41,12 +43,7 @@ def write_checkpoint(run: str | Path, round: int, tensors: Mapping[str, StoredTe
 
     Later checkpoints are deleted too: a run that saves an earlier round was restarted before them.
     """
-    folder = Path(run) / CHECKPOINT_FOLDER
-    try:
-        make_synced_folder(folder)
-    except OSError as error:
-        raise write_error(folder, error) from error
-    write_tensors(folder / f"round-{round:08d}.safetensors", tensors, {"round": round, "run": meta})
+    _write(run, ROUND.format(round), tensors, {"round": round, "run": meta})
     upto = [path for at, path in list_checkpoints(run) if at <= round]
     drop(path for _, path in list_checkpoints(run) if path not in upto[:MAX_CHECKPOINTS])
 
@@ -80,3 +77,34 @@ def read_latest_checkpoint(run: str | Path) -> Checkpoint | None:
     if failures:
         raise DamagedFile(f"{failures[0]} No earlier checkpoint is whole: start the run again with its run.toml.")
     return None
+
+
+def save_fold(run: str | Path, number: int, tensors: Mapping[str, StoredTensor], known: JsonObject) -> None:
+    """Store the result of fold `number`."""
+    _write(run, FOLD.format(number), tensors, {"fold": number, "known": known})
+
+
+def read_folds(run: str | Path) -> dict[int, tuple[dict[str, Tensor], JsonObject]]:
+    """All stored folds that are intact; a damaged one is fitted again."""
+    folds = {}
+    for _, path in reversed(list_checkpoints(run, FOLD)):
+        with suppress(RequestError):
+            tensors, meta = read_tensors(path)
+            folds[int(meta["fold"])] = (tensors, meta["known"])
+    return folds
+
+
+def remove_folds(run: str | Path) -> None:
+    """Delete the folds, after the result is written."""
+    with suppress(OSError, WorkError):
+        drop(path for _, path in list_checkpoints(run, FOLD))
+        (Path(run) / CHECKPOINT_FOLDER).rmdir()
+
+
+def _write(run: str | Path, name: str, tensors: Mapping[str, StoredTensor], meta: JsonObject) -> None:
+    folder = Path(run) / CHECKPOINT_FOLDER
+    try:
+        make_synced_folder(folder)
+    except OSError as error:
+        raise write_error(folder, error) from error
+    write_tensors(folder / name, tensors, meta)

@@ -7,13 +7,12 @@ be'), a default, and a flag if it differs from the field's name. Nothing heavy i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from mooring.core.types import JsonObject, NamedValues
+from mooring.core.types import JsonObject
 from mooring.runs.purposes import PurposeName
 
 FORMAT_VERSION = 2
@@ -447,68 +446,3 @@ def _options() -> dict[str, Option]:
 
 
 OPTIONS = _options()
-
-
-class Options(TypedDict, total=False):
-    """The options of `fit`, `compare` and `advise` in Python, for type checkers; None means unset."""
-
-    client: str | None
-    target: str | None
-    formula: str | None
-    target_type: Literal["auto", "regression", "binary", "classes", "count"] | None
-    features: Sequence[str] | None
-    drop: Sequence[str] | None
-    group: str | None
-    time_column: str | None
-    split: str | Sequence[float] | None
-    min_rows: int | None
-    drop_small: bool | None
-    drop_missing_target: bool | None
-    decimal: Literal[".", ","] | None
-    date_format: str | None
-    encoding: str | None
-    na: Sequence[str] | None
-    sheet: str | int | None
-    header_row: int | None
-    categorical: Sequence[str] | None
-    allow: Sequence[str] | None
-    drop_repeats: bool | None
-    merge_levels: Sequence[str] | None
-    winsorize: float | str | None
-    min_category_rows: int | None
-    partition: NamedValues | None
-    data_dir: str | None
-    task: str | NamedValues | None
-    loss: str | Callable[..., object] | None
-    rounds: int | None
-    participation: int | float | None
-    weights: str | Mapping[str, float] | None
-    baselines: bool | None
-    seed: int | None
-    split_seed: int | None
-    seeds: int | None
-    evaluate_every: int | None
-    patience: int | None
-    checkpoint: Literal["best", "last"] | None
-    select_by: str | None
-    checkpoint_every: int | None
-    threads: int | None
-    device: str | None
-    chunk: int | None
-    kernels: Literal["auto", "torch", "numba"] | None
-    average: str | None
-    clip: float | None
-    noise: float | None
-    delta: float | None
-    weight_cap: float | None
-    attack: str | None
-
-
-class AdviceOptions(Options, total=False):
-    """Those of `advise`."""
-
-    margin: float | str | None
-    level: float | str | None
-    folds: int | None
-    shape: Literal["auto", "linear", "spline", "boosted"] | None
-    theory: bool | None

@@ -10,10 +10,10 @@ from torch import nn
 
 import mooring
 from mooring.advice.advise import advise, as_json, resume
-from mooring.advice.evaluation import fold_checkpoints
 from mooring.cli import main
 from mooring.core.errors import RequestError
 from mooring.engines.theory_report import theory_as_json
+from mooring.runs import checkpoint
 from mooring.runs.atomic_files import json_bytes, to_json
 from mooring.runs.directory import RunDirectory, open_run
 from tests.support.linear_federation import LinearFederation
@@ -162,7 +162,7 @@ def test_options_of_the_advice_are_heeded():
 
 def interrupted_after(monkeypatch, folds):
     """Lets so many folds be kept, then fails as a killed process would."""
-    keep, done = fold_checkpoints.save_fold, []
+    keep, done = checkpoint.save_fold, []
 
     def save(*given):
         if len(done) == folds:
@@ -170,7 +170,7 @@ def interrupted_after(monkeypatch, folds):
         done.append(given)
         keep(*given)
 
-    monkeypatch.setattr(fold_checkpoints, "save_fold", save)
+    monkeypatch.setattr(checkpoint, "save_fold", save)
 
 
 @pytest.mark.parametrize("model", [None, "network"])

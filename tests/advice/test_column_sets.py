@@ -12,7 +12,7 @@ import mooring
 from mooring.advice.advise import advise, resume
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
 from mooring.advice.candidates.shaper import INNER_FOLDS, MIN_ROWS_FOR_AUTO, Shaper, make_shaper
-from mooring.advice.evaluation import cross_fitting, fold_checkpoints
+from mooring.advice.evaluation import cross_fitting
 from mooring.advice.evaluation.cross_fitting import Evidence, split_rows
 from mooring.advice.evaluation.evidence import apply_shape
 from mooring.advice.evaluation.fold_fits import estimate_all_priors
@@ -26,6 +26,7 @@ from mooring.engines.predict import read_task_and_schema
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.partial_pooling.client_prior import estimate_priors
+from mooring.runs import checkpoint
 from mooring.runs.directory import open_run
 from mooring.shapes.boosting import Boosting, fit_booster, out_of_fold_scores
 from mooring.shapes.column_sets import BOTH, SCORE, ColumnSets, add_columns, prune_columns, used_columns
@@ -339,7 +340,7 @@ def test_it_gets_that_model_where_noises_do_not_differ_and_no_trees_are_used(tmp
 
 def test_an_interrupted_run_with_shapes_resumes_to_the_same_bytes(bent, tmp_path, monkeypatch):
     path, _, run = bent
-    keep, done = fold_checkpoints.save_fold, []
+    keep, done = checkpoint.save_fold, []
 
     def save(*given):
         if len(done) == 3:
@@ -348,7 +349,7 @@ def test_an_interrupted_run_with_shapes_resumes_to_the_same_bytes(bent, tmp_path
         keep(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(fold_checkpoints, "save_fold", save)
+        patch.setattr(checkpoint, "save_fold", save)
         advise(path, out=tmp_path / "cut", **OPTIONS)
     resume(tmp_path / "cut")
     for name in ("models.safetensors", "advice.json", "clients.parquet", "run.toml", "schema.json"):

@@ -9,8 +9,8 @@ from torch import nn
 import mooring
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
+from mooring.tasks.memory import represent
 from mooring.tasks.network import NetworkTask
-from mooring.tasks.representation import represent
 from tests.support.problems import logistic_clients, settled_simulator
 
 ETA, MU, TAU, STEPS = 0.1, 2.0, 0.3, 3

@@ -10,8 +10,8 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import CLASSES, Clients
+from mooring.engines.model_store import build_module
 from mooring.tasks.network import NetworkTask
-from mooring.tasks.network_module import build_module
 
 M, STEPS, ETA = 2, 3, 0.1
 ROUND = Round(1, 4, M, M, 1.0, 0)

@@ -6,7 +6,7 @@ import pytest
 COUNT_FAULTS = """
 import resource
 import torch
-from mooring.core.memory import keep_freed_memory
+from mooring.core.process import keep_freed_memory
 
 torch.set_num_threads(1)
 x = torch.ones(2**20)

@@ -29,6 +29,7 @@ from mooring.data.schema_client import (
 from mooring.data.schema_server import SchemaPlan, complete_schema, draft_schema, plan_schema
 from mooring.data.table_sources import read_source
 from mooring.data.tables import Table
+from mooring.engines.flower.server_run import notes_visible_to
 
 NAMES = ["10", "9", "b", "B ", "é", "007", "7"]
 
@@ -424,3 +425,23 @@ def test_what_a_survey_says_of_numbers_is_no_cell():
     low, high = found["low"], found["high"]
     assert np.array_equal(low, high) and low[0] != low[1] == low[2] and list(low[3:]) == [0.0, 7.5]
     assert abs(low[0] - 2020) < 1 and 2019.0 not in low
+
+
+def test_a_client_reads_notes_that_name_no_client_but_itself():
+    frame = federation(clients=3).drop(columns=["id", "text"])
+    frame["mixed"] = np.where(frame["site"] == "9", "red", np.arange(len(frame)).astype(str))
+    frame.loc[frame.index[frame["site"] == "b"][0], "number"] = 1e3  # an outlier cell of one client
+    parts = alone(frame)
+    for part in parts:
+        if "9" not in part.clients:
+            part.table.frame["mixed"] = pd.to_numeric(part.table.frame["mixed"])
+    notes = plan_schema(merge_statistics(map(survey_table, parts))).notes
+    by_column = {note.column: note for note in notes if note.clients}
+    assert by_column["mixed"].clients == ("10", "9") and "client '10' and text at client '9'" in by_column["mixed"]
+    assert not any(by_column["mixed"].is_visible_to(name) for name in ("10", "9", "b"))
+    about_number = by_column["number"]
+    assert (
+        [name for name in ("10", "9", "b") if about_number.is_visible_to(name)] == list(about_number.clients) == ["b"]
+    )
+    readable = notes_visible_to([*notes, "for all"], "b")
+    assert by_column["number"] in readable and by_column["mixed"] not in readable and "for all" in readable

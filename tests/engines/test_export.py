@@ -77,7 +77,7 @@ def test_a_network_as_weights(tmp_path, monkeypatch):
 def test_models_that_cannot_be_exported_are_named(run):
     with pytest.raises(RequestError, match="unknown format 'excel'; known: csv, json, sklearn, torch"):
         export(run, "excel")
-    with pytest.raises(RequestError, match="no model of client 'town 9'"):
+    with pytest.raises(RequestError, match="unknown client 'town 9'"):
         export(run, "csv", "town 9")
     with pytest.raises(RequestError, match="task 'linear' is no network"):
         export(run, "torch")

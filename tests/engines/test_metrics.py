@@ -19,7 +19,7 @@ from mooring.core.errors import RequestError
 from mooring.engines.callbacks import Callback
 from mooring.engines.metrics import compute_metrics, improvement_pct, mean_improvement
 from mooring.report.terminal import Display
-from mooring.report.terminal_results import show_run
+from mooring.run_verbs import show_run
 from mooring.runs.directory import open_run
 from tests.support.homes import homes
 

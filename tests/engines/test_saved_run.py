@@ -37,7 +37,7 @@ def test_a_fit(frame, tmp_path):
     np.testing.assert_allclose(predicted["price"], by_hand, rtol=1e-9)
     with pytest.raises(RequestError, match="is no network"):
         run.module("town 0")
-    with pytest.raises(RequestError, match=r"no model of client 'town 9'.*Did you mean"):
+    with pytest.raises(RequestError, match=r"unknown client 'town 9'.*Did you mean"):
         run.vector("town 9")
     with pytest.raises(RequestError, match="no comparison"):
         mooring.open(tmp_path / "run", method="local")

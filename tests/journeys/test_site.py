@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from mooring.algorithms.base import algorithm_names
-from mooring.reference_pages import format_algorithms, format_commands
 from tests.journeys.pages import run_page
 from tests.support.repository import ROOT
+from tools.reference_pages import format_algorithms, format_commands
 
 ELSEWHERE = {  # pages that other tests go through, or that only show what is done elsewhere
     "adding-a-partition.md": "tests/data/test_partition_plugins.py",

@@ -18,6 +18,7 @@ from mooring.partial_pooling.lambda_path import (
     initial_curvature,
     ridge_mask,
     solve_path,
+    sum_weighted_squares,
 )
 from mooring.partial_pooling.lambda_path_iterative import (
     RELATIVE_GRADIENT_TOLERANCE,
@@ -25,7 +26,6 @@ from mooring.partial_pooling.lambda_path_iterative import (
     solve_large_path,
     solve_nonsmooth_path,
 )
-from mooring.partial_pooling.weighted_outer_products import sum_weighted_squares
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile
 from mooring.tasks.logistic import Logistic
@@ -230,7 +230,7 @@ def test_block_by_block_models_alone_are_the_same(monkeypatch):
 
 
 def test_weighted_squares_are_sums_of_outer_products(monkeypatch):
-    monkeypatch.setattr("mooring.partial_pooling.weighted_outer_products.CACHE_NUMBERS", 40)
+    monkeypatch.setattr("mooring.partial_pooling.lambda_path.CACHE_NUMBERS", 40)
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((17, 3)), rng.standard_normal((17, 4))
     wanted = np.einsum("nc,ni,nj->cij", weight, x, x)

@@ -19,7 +19,7 @@ from mooring.advice.advise import as_json
 from mooring.report.html_report import MAX_CONTRIBUTIONS, MIN_CONTRIBUTION_PCT, write_report
 from mooring.report.report_contents import MAX_TITLE_WORDS
 from mooring.report.terminal import Display
-from mooring.report.terminal_results import show_run
+from mooring.run_verbs import show_run
 from mooring.runs.atomic_files import to_json
 from mooring.runs.directory import open_run
 from tests.support.browser import launched, needs_browser

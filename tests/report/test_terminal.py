@@ -12,7 +12,7 @@ import pytest
 from mooring.cli import confirm, main
 from mooring.commands.common import print_json, write_data
 from mooring.commands.event_log import EventLog
-from mooring.core.logs import replace_control_characters
+from mooring.core.process import replace_control_characters
 from mooring.engines.progress import print_progress
 from mooring.report.terminal import (
     Display,

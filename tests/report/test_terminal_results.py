@@ -195,7 +195,7 @@ def test_reports_need_only_the_directory(run, tmp_path):
     os.symlink(run, tmp_path / "there")
     code = (
         "import sys\n"
-        "from mooring.report.terminal_results import show_run\n"
+        "from mooring.run_verbs import show_run\n"
         "from mooring.report.figures import draw_images\n"
         "from mooring.report.terminal import Display\n"
         "show_run(Display(), 'there', per_client=True)\n"

@@ -7,15 +7,15 @@ import pytest
 import mooring
 from mooring.cli import main
 from mooring.runs.directory import open_run
-from mooring.runs.output_files import ADVICE_KEYS, COMPARISON_KEYS, FILES, FIT_KEYS, SUMMARY_KEYS, TENSORS, render_page
 from mooring.runs.tensor_files import read_tensors
 from tests.report.example_runs import federation
+from tools.output_files import ADVICE_KEYS, COMPARISON_KEYS, FILES, FIT_KEYS, SUMMARY_KEYS, TENSORS, format_output_files
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_page_is_up_to_date():
-    assert (ROOT / "docs" / "output-files.md").read_text() == render_page()
+    assert (ROOT / "docs" / "output-files.md").read_text() == format_output_files()
 
 
 @pytest.fixture(scope="module")

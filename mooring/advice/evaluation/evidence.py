@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.shaper import MIN_ROWS_FOR_AUTO, Shaper
-from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, Explain, cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult
 from mooring.advice.evaluation.loss_sums import ModelTriple
@@ -17,12 +16,14 @@ from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx, with_columns
+from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.data.formula_columns import INTERCEPT
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
 from mooring.partial_pooling.client_prior import Prior, average_kinds, estimate_global_ridge, estimate_priors
 from mooring.partial_pooling.lambda_path import ridge_mask
+from mooring.runs import checkpoint
 from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
@@ -44,17 +45,20 @@ def gather_evidence(
     `explain` is that of `cross_fit`.
     """
     task, clients, training, folds = job.task, job.clients, job.run.training, advice_options(job).folds
-    stored = fold_checkpoints.read_folds(directory)
+    stored = checkpoint.read_folds(directory.path) if directory is not None else {}
+
+    def store(number: int, tensors: dict[str, Tensor], known: JsonObject) -> None:
+        if directory is not None:
+            checkpoint.save_fold(directory.path, number, tensors, known)
+
     if not isinstance(task, HasProx):
         parts = {k: NetworkCheckpoint(*part) for k, part in stored.items()}
         count = network_folds(job, folds)
         given = advice_options(job).settings or {}
-        return job, *network_evidence(
-            job, count, given, tell, parts, lambda k, part: fold_checkpoints.save_fold(directory, k, *part)
-        )
+        return job, *network_evidence(job, count, given, tell, parts, lambda k, part: store(k, *part))
 
     def save(number: int, fold: FoldResult) -> None:
-        fold_checkpoints.save_fold(directory, number, fold._asdict(), {})
+        store(number, fold._asdict(), {})
 
     done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
     usable = access.usable(clients)

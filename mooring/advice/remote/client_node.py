@@ -36,12 +36,12 @@ from mooring.data.folds import (
     row_times,
     usable_rows,
 )
-from mooring.engines.fit_files import describe_task
 from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
 from mooring.engines.flower.disclosure import QUANTITY_OF_FUNCTION, count_functions
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.remote_rows import SHAPED, ColumnStore, Part, answer_calls
+from mooring.engines.model_store import describe_task
 from mooring.engines.prepare import Job, make_task
 from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run

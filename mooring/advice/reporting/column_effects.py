@@ -12,7 +12,7 @@ from torch import Tensor
 from mooring.core.cohort import Rows
 from mooring.core.types import JsonObject
 from mooring.engines.coefficients import read_scaling
-from mooring.engines.fit_result import to_target_units
+from mooring.engines.model_store import to_target_units
 from mooring.engines.prepare import Job
 from mooring.shapes.columns import SPLINE, ShapedColumns, partial_dependence
 

@@ -45,11 +45,12 @@ from mooring.data.schema_server import SchemaPlan
 from mooring.data.splits import TRAIN
 from mooring.engines import local_update
 from mooring.engines.exchange import check_model_sharing
-from mooring.engines.fit_files import describe_task, with_resolved
+from mooring.engines.fit_files import with_resolved
 from mooring.engines.flower import secure_client
 from mooring.engines.flower.compression import compress_with_feedback
 from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload, printable
 from mooring.engines.flower.remote_rows import answer_calls
+from mooring.engines.model_store import describe_task
 from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.prepare import Job
 from mooring.estimates.client_queries import STATISTICS

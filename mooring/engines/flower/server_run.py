@@ -29,6 +29,7 @@ from mooring.data.formulas import INTERCEPT, FormulaState, MixedFormula, categor
 from mooring.data.rare_categories import LevelNames, find_common_fingerprints, name_levels
 from mooring.data.schema import OTHER_LEVEL, Schema, describe_schema
 from mooring.data.schema_server import SchemaPlan, complete_schema, draft_schema, plan_schema
+from mooring.data.tables import Note
 from mooring.engines.exchange import BEST, LAST, ClientRoster
 from mooring.engines.fit import continue_fit, start_fit
 from mooring.engines.fit_files import summarize_fit
@@ -307,8 +308,8 @@ def check_text_in_numeric_columns(surveys: dict[str, ColumnStatistics]) -> None:
 
 
 def notes_visible_to(notes: Iterable[str], name: str) -> list[str]:
-    """Return the notes that a client may read: about itself, or about no client."""
-    return [note for note in notes if f"client '{name}'" in note or "client '" not in note]
+    """Return the notes that a client may read: they name no client but itself."""
+    return [note for note in notes if not isinstance(note, Note) or note.is_visible_to(name)]
 
 
 def agree_or_reject(by_client: dict[str, ColumnStatistics], agree: Callable[[ColumnStatistics], T]) -> T:
@@ -339,7 +340,7 @@ def adopt_schema(
     """Send the schema to the clients; return them with their numbers of rows, without rows."""
     fields = {"schema": schema.model_dump(mode="json"), "fresh": fresh}
     replies = messenger.ask_all("adopt", {name: Payload(fields) for name in names})
-    notes = [*notes, *(f"left out: {why}" for why in messenger.dismissed.values())]
+    notes = [*notes, *(Note(f"left out: {why}", [name]) for name, why in messenger.dismissed.items())]
     wide = run.task.model is None and run.task.name != "module"
     dtype = torch.float64 if wide else torch.float32
     label = torch.int64 if schema.kind in (BINARY, CLASSES) else dtype

@@ -1,6 +1,7 @@
-"""The documentation's pages on commands and algorithms, from the code.
+"""The documentation's pages on commands, options, algorithms and output files, from the code.
 
-`python -m mooring.reference_pages commands > docs/commands.md`, and the same with `algorithms`.
+`python -m tools.reference_pages commands > docs/commands.md`, and the same with `options`, `algorithms` and
+`output-files`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from collections.abc import Iterator
 import click
 import typer
 
+from mooring.runs.sections import OPTIONS
+from tools.output_files import format_output_files
+
 COMMANDS_HEADER = """# Commands
 
 `mooring COMMAND --help` prints the same. All options of data, task, training and advice,
 also the rare ones that help texts leave out, are on [Options](options.md).
 
-This page is written by `python -m mooring.reference_pages commands > docs/commands.md`.
+This page is written by `python -m tools.reference_pages commands > docs/commands.md`.
 """
 ALGORITHMS_HEADER = """# Algorithms
 
@@ -25,7 +29,7 @@ ALGORITHMS_HEADER = """# Algorithms
 NAME=VALUE` sets a hyperparameter. The equations are on [Mathematics and notation](maths.md), the references on
 [Papers](papers.md).
 
-This page is written by `python -m mooring.reference_pages algorithms > docs/algorithms.md`.
+This page is written by `python -m tools.reference_pages algorithms > docs/algorithms.md`.
 """
 
 
@@ -81,7 +85,60 @@ def format_algorithms() -> str:
     return "\n".join([ALGORITHMS_HEADER, *sections])
 
 
-PAGES = {"commands": format_commands, "algorithms": format_algorithms}
+OPTION_TITLES = {
+    "data": "Data: what is learnt from, and which rows are held out",
+    "task": "Task: what is learnt",
+    "training": "Training: rounds, participation, aggregation",
+    "advice": "Advice: what counts as a difference, and how sure to be",
+}
+OPTIONS_HEADER = """# Options
+
+An option has the same meaning as a flag, in a run file and in Python: `--min-rows 10`, `min_rows = 10` in the section
+`[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override
+it: `mooring fit run.toml --rounds 7`. Lists are separated by commas, or their flag is repeated. What a command has
+no use for is refused, never ignored.
+
+This page is written by `python -m tools.reference_pages options > docs/options.md`.
+"""
+OPTIONS_FOOTER = """
+## Algorithm
+
+`--algorithm NAME` (`algorithm=`) chooses the method of `fit`, `--methods A,B` (`methods=`) those of `compare`; in a run
+file they are the section `[algorithm]` with a `name`, or a section `[[algorithms]]` for each. A method's own fields
+(`mooring list algorithms --json` lists them) stand in the same section, and are given as `--set lam=0.1` or
+`settings={"lam": 0.1}`; `compare` names the method too: `--set fedavg.steps=5`, `settings={"fedavg": {"steps": 5}}`.
+Fields of the task stand in `[task]`, and are given as `--set task.ridge=0.1` or `task={"ridge": 0.1}`.
+
+The numbers that a run resolved (`[algorithm.resolved]`: what "auto" became) are used again when its file is run
+as it is, and resolved anew as soon as an option changes anything.
+"""
+
+
+def format_options() -> str:
+    """docs/options.md: every option of a run file with its flag and its argument."""
+    lines = [OPTIONS_HEADER]
+    for section, title in OPTION_TITLES.items():
+        lines += [
+            f"## {title}",
+            "",
+            "| flag | `[" + section + "]` | Python | default | what |",
+            "|---|---|---|---|---|",
+        ]
+        for option in OPTIONS.values():
+            if option.section == section:
+                right = f"{option.info.title} Must be {option.info.description}."
+                cells = [f"`{option.flag}`", f"`{option.field}`", f"`{option.name}`", option.default, right]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n" + OPTIONS_FOOTER
+
+
+PAGES = {
+    "commands": format_commands,
+    "options": format_options,
+    "algorithms": format_algorithms,
+    "output-files": format_output_files,
+}
 
 if __name__ == "__main__":
     sys.stdout.write(PAGES[sys.argv[1]]())

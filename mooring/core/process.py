@@ -1,9 +1,29 @@
-"""Memory of temporary tensors that the next ones take over."""
-
-from __future__ import annotations
+"""The process: how much a command prints beside its result (the level of the logger "mooring": --quiet, nothing,
+--verbose), and memory of temporary tensors that the next ones take over."""
 
 import ctypes
+import logging
 import sys
+
+LOGGER = logging.getLogger("mooring")
+
+
+def is_quiet() -> bool:
+    """Whether notes and progress are left out."""
+    return LOGGER.level >= logging.WARNING
+
+
+def is_verbose() -> bool:
+    """Whether every step is a line with its time."""
+    return LOGGER.level == logging.DEBUG
+
+
+def replace_control_characters(text: str) -> str:
+    """Return text with control characters replaced by blanks, apart from ends of lines.
+
+    Names, categories, notes and errors come from other parties: no escape sequence of theirs may reach a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 MAX_REUSED_BYTES = 2**25  # of a tensor whose memory is taken over: the most that glibc allows

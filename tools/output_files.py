@@ -1,11 +1,6 @@
-"""The files of a run directory, their columns and keys.
-
-`python -m mooring.runs.output_files > docs/output-files.md` writes the page that lists them.
-"""
+"""docs/output-files.md: the files of a run directory, their columns and keys."""
 
 from __future__ import annotations
-
-import sys
 
 import pyarrow as pa
 
@@ -115,11 +110,11 @@ HEAD = """# Output files
 A run directory can be read without Mooring: TOML, JSON, Parquet, CSV and safetensors. Files hold only the columns and
 keys that their run fills. Losses are in the target's own units (mean squared error, log-loss, ...); lower is better.
 
-This page is written by `python -m mooring.runs.output_files > docs/output-files.md`.
+This page is written by `python -m tools.reference_pages output-files > docs/output-files.md`.
 """
 
 
-def render_page() -> str:
+def format_output_files() -> str:
     """Return the text of `docs/output-files.md`."""
     parts = [HEAD, "## Files", "", "| file | written by | contents |", "|---|---|---|"]
     parts += [f"| `{name}` | {writers} | {contents} |" for name, (writers, contents) in FILES.items()]
@@ -143,7 +138,3 @@ def render_page() -> str:
 def type_name(field: pa.Field) -> str:
     names_by_type = {pa.int64(): "integer", pa.float64(): "number", pa.string(): "text", pa.bool_(): "true or false"}
     return names_by_type[field.type]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_page())
