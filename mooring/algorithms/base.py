@@ -59,6 +59,11 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     fixed_steps: ClassVar[str] = ""  # why an algorithm without the fields of `LocalWork` takes no optimizer
 
     @property
+    def local_work(self) -> LocalWork | None:
+        """The hyperparameters of local steps, if the algorithm has them."""
+        return self if isinstance(self, LocalWork) else None
+
+    @property
     def one_shot(self) -> bool:
         """Whether a single round with all clients completes the training (exact baselines)."""
         return False

@@ -62,7 +62,10 @@ class Simulator:
 
     def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         self.algorithm, self.deployed_task = algorithm, algorithm.deployed_task(self.task)
-        self.states, self.best = ClientStates(algorithm.init(self.task, w0)[1], len(self.clients)), None
+        self.states, self.best = (
+            ClientStates(local_update.first_states(algorithm, self.task, w0)[1], len(self.clients)),
+            None,
+        )
 
     def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Run the local updates; `deadline` does not apply."""

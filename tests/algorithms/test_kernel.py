@@ -13,6 +13,7 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.data.generators import Chebyshev, LinearKernel, stationarity_setup
 from mooring.data.generators.chebyshev import squared_distance
+from mooring.engines import local_update
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -86,7 +87,9 @@ class Section71:
         ready, exchange, server = settled_simulator(
             build(name, {"rounds_exact": "limit"} | fields), self.task, self.clients
         )
-        mean = weighted_mean(ready.client_update(server, None, self.task, exchange.data, None)[1], exchange.data.p)
+        mean = weighted_mean(
+            local_update.client_update(ready, self.task, server, None, exchange.data, None)[1], exchange.data.p
+        )
         return lambda rounds="limit": replace(ready, rounds_exact=rounds).server_update(server, mean, None).w
 
     def error(self, w):

@@ -10,6 +10,7 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
+from mooring.engines import local_update
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Absolute, Hinge
 from mooring.tasks.logistic import Logistic
@@ -228,7 +229,7 @@ def test_the_generic_head_of_fedrod_learns_from_balanced_classes():
     )
     client = exchange.states.take(torch.arange(len(clients)))
     turn = Round(1, 1, len(clients), len(clients), 1.0, 0)
-    _, change = algorithm.client_update(server, client, task, exchange.data, turn)
+    _, change = local_update.client_update(algorithm, task, server, client, exchange.data, turn)
     for i in range(len(clients)):
         x, y = (part.numpy() for part in clients.train.of(i))
         counts = np.maximum(np.bincount(y.astype(int), minlength=3), 1e-9)

@@ -10,6 +10,7 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import CLASSES, Clients
+from mooring.engines import local_update
 from mooring.tasks.network import NetworkTask
 from mooring.tasks.network_module import build_module
 
@@ -178,14 +179,14 @@ def test_a_local_update_equals_a_plain_loop(task, data, name):
             name, {"eta": ETA, "batch": 0, "steps": STEPS, "personal": [[place[0], place[-1] + 1]]} | fields
         )
     w, v = start(task, 0), torch.stack([start(task, 1), start(task, 2)])
-    server, first = algorithm.init(task, w)
+    server, first = local_update.first_states(algorithm, task, w)
     client = type(first)(*(part.expand(M, *part.shape).clone() for part in first))
     begin = {"fedrod": torch.where(head(task), v, 0.0), "fedrep": v[:, head(task)]}.get(name, v)
     if "v" in client._fields and client.v.shape[1]:
         client = client._replace(v=begin)
     if name == "fedala":
         client = client._replace(updates=torch.ones(M, dtype=torch.long))
-    after, message = algorithm.client_update(server, client, task, data, ROUND)
+    after, message = local_update.client_update(algorithm, task, server, client, data, ROUND)
     change = message.change if name == "apfl" else message
     for c in range(M):
         expected, own = naive(task, w, v[c], *data.train.of(c))
