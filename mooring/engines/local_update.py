@@ -62,7 +62,9 @@ def finetune(
 ) -> StateTree:
     """The clients' states, without what local training keeps, after their last stage before deployment."""
     if is_old(algorithm):
-        return algorithm.finetune(server, states, task, data, round)
+        kind = type(getattr(algorithm, "_algorithm", algorithm))
+        inherited = "task" not in inspect.signature(kind.finetune).parameters
+        return states if inherited else algorithm.finetune(server, states, task, data, round)
     client, local = begin_update(algorithm, task, states, data, round)
     return algorithm.finetune(server, client, local)
 
@@ -76,6 +78,11 @@ def begin_update(
         return states, LocalTraining(None, task, data, round)
     client, kept = split_state(states)
     return client, LocalTraining(work, task, data, round, kept[MEMORY])
+
+
+def own_state(algorithm: AnyAlgorithm, states: StateTree) -> StateTree:
+    """The algorithm's part of the states."""
+    return states if algorithm.local_work is None or is_old(algorithm) else split_state(states)[0]
 
 
 def is_old(algorithm):

@@ -138,7 +138,8 @@ class Simulator:
 
     def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.finetunes:
-            first = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            state = local_update.own_state(self.algorithm, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            first = self.algorithm.personal_model(server, state)
             shared = self.algorithm.global_model(server)
             if first is shared:  # equal for all clients: a view, not a copy per client
                 return shared.expand(len(self.clients), -1)
