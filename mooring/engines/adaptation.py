@@ -90,7 +90,9 @@ def _adapt_client(
         mixer = make_local_algorithm(APFL, algorithm, task, data, w)
         state = Mixture(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
         for turn in rounds_of_work:
-            state = deque(mixer.local_steps(state, task, data, turn, moves_w=False), maxlen=1).pop()
+            state = deque(
+                mixer.local_steps(state, LocalTraining(mixer, task, data, turn), moves_w=False), maxlen=1
+            ).pop()
         return mix_models(state.alpha, state.v, w)
     lam = new_client_lam(algorithm.lam, w) if how == "prox" else 0.0
     if how == "prox" and isinstance(task, HasProx):
