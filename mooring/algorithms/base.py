@@ -149,7 +149,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
 PACKAGE = "mooring.algorithms"
-SHARED_MODULES = ("base", "hyperparameters", "kernel_path", "parts", "server_optimizers")
+SHARED_MODULES = ("base", "hyperparameters", "kernel_path", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
 IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 

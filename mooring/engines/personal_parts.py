@@ -2,7 +2,7 @@
 
 Every client has its own copy of the coefficients that `personal` names, which is never sent. An algorithm sees, instead
 of the server's tensors [d], a tensor [C, d] with each client's own numbers there; what its server would make of the
-client's single message is the client's next copy. So FedAvg with a personal head is FedPer, and of Ditto, FedProx and
+client's single message is the client's next copy. So FedPer is FedAvg with a personal head, and of Ditto, FedProx and
 APFL the named part of the global model is the client's own as well.
 """
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
-from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, personal_mask
 from mooring.core.types import NamedValues
 from mooring.engines.client_states import extend_state, split_state
@@ -57,9 +56,8 @@ def name_personal_parts(settings: NamedValues, model: object) -> NamedValues:
 def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> AnyAlgorithm:
     """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
     check_buffers(algorithm, task)
-    mask = personal_mask(task, () if _splits_itself(algorithm) else getattr(algorithm, "personal", ()))
-    own = personal_coefficients(algorithm, task.dim)
-    if not bool(mask.any()) or algorithm.pooled or (own is not None and bool(own[mask].all())):
+    mask = personal_mask(task, getattr(algorithm, "personal", ()))
+    if not bool(mask.any()) or algorithm.pooled:
         return algorithm
     if algorithm.group == "clustered":
         raise RequestError(f"{algorithm.name}: clusters have no personal parts; set buffers = 'average' or 'frozen'.")
@@ -82,23 +80,9 @@ def check_buffers(algorithm: AnyAlgorithm, task: Task) -> None:
         )
 
 
-def _splits_itself(algorithm: AnyAlgorithm) -> bool:
-    """Return whether the algorithm has no such field, or defines its own with another meaning, as FedPer does."""
-    kinds = [kind for kind in type(algorithm).__mro__ if "personal" in vars(kind).get("__annotations__", {})]
-    return kinds != [LocalWork]
-
-
-def personal_coefficients(algorithm: AnyAlgorithm, dim: int) -> Tensor | None:
+def personal_coefficients(algorithm: AnyAlgorithm) -> Tensor | None:
     """[d] bool: the coefficients that clients keep; None if there are none."""
-    if isinstance(algorithm, PersonalParts):
-        return algorithm.mask
-    ranges = getattr(algorithm, "personal", ()) if _splits_itself(algorithm) else ()
-    if isinstance(ranges, str) or not ranges:
-        return None
-    mask = torch.zeros(dim, dtype=torch.bool)
-    for start, end in ranges:
-        mask[start:end] = True
-    return mask
+    return algorithm.mask if isinstance(algorithm, PersonalParts) else None
 
 
 def drop_personal_entries(
