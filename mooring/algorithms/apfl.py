@@ -50,24 +50,14 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    load_optimizer_state,
-    resolve_auto,
-    schedule,
-    store_optimizer_state,
-)
-from mooring.core.cohort import CohortData, Round, broadcast_per_client
+from mooring.algorithms.hyperparameters import check_ranges, resolve_auto
+from mooring.core.cohort import Round, broadcast_per_client
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import minibatches
 from mooring.core.sgd_step import mixture_slope_factor
-from mooring.core.solvers import Ball, project, run_mixture_steps, set_buffers
-from mooring.core.task import MixtureSteps, Task
-from mooring.core.types import JsonObject
+from mooring.core.solvers import Ball
+from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.theory import apfl_schedule
@@ -85,7 +75,6 @@ class Client(NamedTuple):
     alpha: Tensor  # [C]; nan before the first update where each client has its own
     average: Tensor  # [C, d], of v; [C, 0] for output = "last"
     done: Tensor  # [C], how many iterations it covers
-    memory: Tensor  # [C, s], what local training keeps between rounds
     own: Tensor  # [C, d], its copy of the global model after its last local update; [C, 0] but for output = "own"
 
 
@@ -120,6 +109,8 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
     reveals: ClassVar[str] = "each client's change of the global model; its own model and mixture stay with it"
     server_only: ClassVar[tuple[str, ...]] = ("average", "done")
     new_client_method: ClassVar[str] = "mixture"
+    trained_models: ClassVar[int] = 2
+    eta_rules: ClassVar[tuple[str, ...]] = ("theory", "nonconvex")
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, list | tuple):
@@ -128,7 +119,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
                 check_ranges(replace(self, alpha=alpha), alpha=(0, 1))
         else:
             check_ranges(self, alpha=(0, 1))
-        check_local_work(self, "theory", "nonconvex")
+        super().__post_init__()
         check_ranges(
             self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None)
         )
@@ -159,71 +150,69 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
-        zero, memory = torch.tensor(0), init_memory(self, task, w0, models=2)
-        own = w0 if self.output == "own" else w0[:0]
-        if self.output != "average":
-            q = w0.new_zeros(0) if self.agnostic else None
-            return Server(w0, None, None, q), Client(w0, alpha, w0[:0], zero, memory, own)
-        return Server(w0, w0, zero), Client(w0, alpha, w0, zero, memory, own)
+        averages, zero, empty = self.output == "average", torch.tensor(0), w0[:0]
+        q = torch.zeros_like(empty) if self.agnostic else None
+        server = Server(w0, w0, zero, q) if averages else Server(w0, None, None, q)
+        return server, Client(w0, alpha, w0 if averages else empty, zero, w0 if self.output == "own" else empty)
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Message]:
+        round = local.round
         if self.eta_schedule == "horizon" and self.steps > round.rounds:
             raise RequestError(
                 "APFL: eta_schedule = 'horizon' (Theorem 3) needs steps <= rounds, "
                 f"got {self.steps} and {round.rounds}."
             )
-        client = self.with_alpha(client, data)
-        plain = self.rule.is_plain and not self.radius and self.output != "average" and self.eta_ratio == 1
-        mixture_steps = task.mixture_steps(data.train) if plain else None
-        if mixture_steps is not None:
-            after, message = self.update_at_once(server, client, mixture_steps, data, round)
-            return after, self.by_worst_mixture(message, server, task, data, round)
-        begin = Mixture(server.w.expand(len(data), -1), client.v, client.alpha)
-        before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
-        states = tuple(load_optimizer_state(self, task, client.v, client.memory, place) for place in (0, 1))
-        for k, mixture in enumerate(self.local_steps(begin, task, data, round, client.memory, states=states)):
-            if self.output == "average":
-                now = before + k + 1
-                average = update_mean(average, mixture.v, share(self.shift, now - 1, now))
-                path = update_mean(path, mixture.w, share(self.shift, now - 1, now, begin=before))
-        done = torch.full_like(client.done, round.t * self.steps)
+        client = self.with_alpha(client, local)
+        before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, server.w
+        mixture = self.mix_at_once(server.w, client, local)
+        if mixture is None:
+            start = Mixture(local.expand(server.w), client.v, client.alpha)
+            for now, mixture in enumerate(self.local_steps(start, local), start=before + 1):
+                if self.output == "average":
+                    average = update_mean(average, mixture.v, share(self.shift, now - 1, now))
+                    path = update_mean(path, mixture.w, share(self.shift, now - 1, now, begin=before))
+        done = torch.full_like(client.done, before + self.steps)
         own = mixture.w if self.output == "own" else client.own
-        memory = client.memory
-        for place, state in enumerate(states):
-            memory = store_optimizer_state(memory, state, place)
-        after = Client(mixture.v, mixture.alpha, average, done, count_round(memory), own)
         message = Message(mixture.w - server.w, path - server.w if self.output == "average" else None)
-        return after, self.by_worst_mixture(message, server, task, data, round)
+        return Client(mixture.v, mixture.alpha, average, done, own), self.by_worst_mixture(message, server, local)
 
-    def update_at_once(
-        self, server: Server, client: Client, steps: MixtureSteps, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        """The same by a task that takes all local steps at once."""
-        batch, count, eta = schedule(self, data, round, client.memory)
-        mixture = Mixture(
-            *run_mixture_steps(
-                steps, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
-                moves_in_step=self.adapts_in, on_validation=self.adapt_on == "validation", pull=self.alpha_pull,
-                by_parts=self.alpha_by == "parts",
-            )
+    def local_steps(self, mixture: Mixture, local: LocalTraining, moves_w: bool = True) -> Iterator[Mixture]:
+        """The models after each local step; w is fixed for clients that join after the training (Eq. 7)."""
+        w, v, alpha = mixture
+        on_validation = self.adapt_on == "validation"
+        held_out = local.minibatches(part="validation", slot=1)
+        adapts = local.data.validation.size > 0 if on_validation else torch.ones(len(local), dtype=torch.bool)
+        for step in local.steps(region=Ball(self.radius) if self.radius else None):
+            u, before = mix_models(alpha, v, w), alpha
+            slope = step.grad(u)
+            if self.adapts_in(step.k) and bool(adapts.any()):
+                along = local.task.grad(u, next(held_out).batch) if on_validation else slope
+                along = alpha_gradient(v, w, along) * (mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1)
+                moved = alpha - step.rate(v).flatten() * (along + self.alpha_pull * alpha)
+                moving = adapts if step.active is None else adapts & step.active
+                alpha = torch.where(moving, moved.clamp(0, 1), alpha)
+            v = step.move(v, before[:, None] * slope, self.eta_ratio)
+            w = step.move(w, step.grad(w)) if moves_w else w
+            yield Mixture(w, v, alpha)
+
+    def mix_at_once(self, w: Tensor, client: Client, local: LocalTraining) -> Mixture | None:
+        """The models after all local steps, by a task that takes them at once; None if they are taken one by one."""
+        if not self.rule.is_plain or self.radius or self.output == "average" or self.eta_ratio != 1:
+            return None
+        mixed = local.mix(
+            w, client.v, client.alpha, moves_in_step=self.adapts_in, on_validation=self.adapt_on == "validation",
+            pull=self.alpha_pull, by_parts=self.alpha_by == "parts",
         )  # fmt: skip
-        done = torch.full_like(client.done, round.t * self.steps)
-        own = self.output == "own"
-        after = client._replace(v=mixture.v, alpha=mixture.alpha, done=done, memory=count_round(client.memory))
-        after = after._replace(own=mixture.w) if own else after
-        return after, Message(mixture.w - server.w if own else mixture.w.sub_(server.w), None)
+        return None if mixed is None else Mixture(*mixed)
 
-    def by_worst_mixture(self, message: Message, server: Server, task: Task, data: CohortData, round: Round) -> Message:
+    def by_worst_mixture(self, message: Message, server: Server, local: LocalTraining) -> Message:
         """The message of an agnostic run: the change weighs by q instead of p, and the loss at w goes along."""
         if server.q is None:
             return message
-        p = data.p.to(server.w.dtype)
-        share = (server.q[data.index] / p if len(server.q) else torch.ones_like(p))[:, None]
-        loss = task.loss(server.w.expand(len(data), -1), data.train.full(task)).to(p.dtype)
-        losses = torch.zeros(len(data), round.clients, dtype=p.dtype)
-        losses[torch.arange(len(data)), data.index] = loss / p
+        index, p = local.data.index, local.data.p.to(server.w.dtype)
+        share = (server.q[index] / p if len(server.q) else torch.ones_like(p))[:, None]
+        losses = torch.zeros(len(local), local.round.clients, dtype=p.dtype)
+        losses[torch.arange(len(local)), index] = local.loss(server.w).to(p.dtype) / p
         return message._replace(change=share * message.change, share=share, losses=losses)
 
     @property
@@ -233,55 +222,6 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
     def adapts_in(self, k: int) -> bool:
         """Whether the mixture moves in the k-th step of a local update."""
         return self.adapt == "step" or (self.adapt == "round" and k == 0)
-
-    def local_steps(
-        self,
-        mixture: Mixture,
-        task: Task,
-        data: CohortData,
-        round: Round,
-        memory: Tensor | None = None,
-        moves_w: bool = True,
-        states: tuple[Tensor, ...] = (),
-    ) -> Iterator[Mixture]:
-        """The models after each local step; w is fixed for clients that join after the training (Eq. 7). `states`
-        are those of the optimizers of v and w, changed in place; (): fresh."""
-        w, v, alpha = mixture
-        batch, count, eta = schedule(self, data, round, memory)
-        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "trains_buffers": True}
-        region = Ball(self.radius) if self.radius else None
-        held_out = minibatches(task, data, round, slot=1, part="validation", **work)
-        on_validation = self.adapt_on == "validation"
-        adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
-        state_v, state_w = states or (self.rule.init(len(data), task.gradient_dim, v) for _ in range(2))
-        for step in minibatches(task, data, round, **work):
-            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
-            u = mix_models(alpha, v, w)
-            slope, buffers = task.train_grad(u, step.batch)
-            own_slope, own_buffers = task.train_grad(w, step.batch) if moves_w else (None, None)
-            if self.rule.is_plain:
-                new_v = torch.addcmul(v, slope, -self.eta_ratio * rate * alpha[:, None])
-                new_w = w if own_slope is None else torch.addcmul(w, own_slope, -rate)
-            else:
-                new_v, new_w, p = v.clone(), w.clone(), task.gradient_dim
-                self.rule.step(new_v[:, :p], alpha[:, None] * slope[:, :p], self.eta_ratio * rate, state_v, step.active)
-                if own_slope is not None:
-                    self.rule.step(new_w[:, :p], own_slope[:, :p], rate, state_w, step.active)
-            new_v = set_buffers(task, project(new_v, region), buffers)
-            new_w = set_buffers(task, project(new_w, region), own_buffers) if moves_w else w
-            if self.adapts_in(step.k) and bool(adapts.any()):
-                alpha_slope = task.grad(u, next(held_out).batch) if on_validation else slope
-                alpha_slope = alpha_gradient(v, w, alpha_slope) * (
-                    mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1
-                )
-                new_alpha = alpha - rate.flatten() * (alpha_slope + self.alpha_pull * alpha)
-                moving = adapts if step.active is None else adapts & step.active
-                alpha = torch.where(moving, new_alpha.clamp(0, 1), alpha)
-            if step.active is not None:
-                new_v = torch.where(step.active[:, None], new_v, v)
-                new_w = torch.where(step.active[:, None], new_w, w)
-            w, v = new_w, new_v
-            yield Mixture(w, v, alpha)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         if mean.losses is not None:
@@ -305,8 +245,8 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         q = project_simplex(begin + self.agnostic * round.clients / round.cohort * losses)
         return Server(server.w + mean.change / share, None, None, q)
 
-    def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
-        return self.with_alpha(self.caught_up(client, round.t), data)
+    def finetune(self, server: Server, client: Client, local: LocalTraining) -> Client:
+        return self.with_alpha(self.caught_up(client, local.round.t), local)
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         if self.output == "average":
@@ -317,11 +257,11 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
     def global_model(self, server: Server) -> Tensor:
         return server.w if server.average is None else server.average
 
-    def with_alpha(self, client: Client, data: CohortData) -> Client:
+    def with_alpha(self, client: Client, local: LocalTraining) -> Client:
         """The client, before its first update with the mixture that is its own."""
         if not isinstance(self.alpha, tuple):
             return client
-        own = torch.tensor(self.alpha, dtype=client.alpha.dtype)[data.index]
+        own = torch.tensor(self.alpha, dtype=client.alpha.dtype)[local.data.index]
         return client._replace(alpha=torch.where(client.alpha.isnan(), own, client.alpha))
 
     def caught_up(self, client: Client, rounds: int) -> Client:

@@ -11,13 +11,16 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
 
 from torch import Tensor
 
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.hyperparameters import check_local_work, resolve_auto
+from mooring.algorithms.server_optimizers import ServerOptimizer, check_server_optimizer
+from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields, describe_unknown
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.papers import expand_citations
 from mooring.core.task import Task
@@ -31,6 +34,10 @@ GROUPS = ("global", "personal", "clustered", "baseline")  # what a client deploy
 ServerState = TypeVar("ServerState", bound=tuple[object, ...])
 ClientState = TypeVar("ClientState", bound=tuple[object, ...])
 Message = TypeVar("Message")
+
+
+class NoState(NamedTuple):
+    """The state of clients that keep nothing between rounds."""
 
 
 class Algorithm(Generic[ServerState, ClientState, Message]):
@@ -57,6 +64,19 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     keeps_models: ClassVar[bool] = False  # a client's model contains its rows: it is never sent
     server_fields: ClassVar[tuple[str, ...]] = ()  # fields that only `server_update` uses
     fixed_steps: ClassVar[str] = ""  # why an algorithm without the fields of `LocalWork` takes no optimizer
+    eta_rules: ClassVar[tuple[str, ...]] = ()  # words that eta may be, besides "auto"
+
+    def __post_init__(self) -> None:
+        """Hold the shared fields to their ranges: those of `LocalWork` and of the server's optimizer."""
+        if isinstance(self, LocalWork):
+            check_local_work(self, *self.eta_rules)
+        if isinstance(self, ServerOptimizer):
+            check_server_optimizer(self)
+
+    @property
+    def local_work(self) -> LocalWork | None:
+        """The hyperparameters of local steps, if the algorithm has them."""
+        return self if isinstance(self, LocalWork) else None
 
     @property
     def one_shot(self) -> bool:
@@ -87,14 +107,14 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Self:
         """The algorithm with fields such as "auto" turned into numbers, from what clients send before training."""
-        return self
+        return resolve_auto(self, task, statistics) if isinstance(self, LocalWork) else self
 
     def init(self, task: Task, w0: Tensor) -> tuple[ServerState, ClientState]:
         """The server's state and one client's first state (without the leading [C])."""
         raise NotImplementedError
 
     def client_update(
-        self, server: ServerState, client: ClientState, task: Task, data: CohortData, round: Round
+        self, server: ServerState, client: ClientState, local: LocalTraining
     ) -> tuple[ClientState, Message]:
         """The local update of a cohort: the clients' new states and their messages."""
         raise NotImplementedError
@@ -103,9 +123,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
         """The server's next state from the weighted mean of the messages."""
         raise NotImplementedError
 
-    def finetune(
-        self, server: ServerState, client: ClientState, task: Task, data: CohortData, round: Round
-    ) -> ClientState:
+    def finetune(self, server: ServerState, client: ClientState, local: LocalTraining) -> StateTree:
         """The clients' states after a last local stage before deployment; one that trains declares `finetunes`."""
         return client
 
@@ -131,7 +149,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
 PACKAGE = "mooring.algorithms"
-SHARED_MODULES = ("base", "hyperparameters", "kernel_path", "parts", "server_optimizers")
+SHARED_MODULES = ("base", "hyperparameters", "kernel_path", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
 IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 

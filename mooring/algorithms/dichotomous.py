@@ -36,16 +36,13 @@ from torch import Tensor
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_ridge,
-    check_local_work,
     check_ranges,
     choose_inner_solver,
-    count_round,
-    init_memory,
     resolve_auto,
-    train_locally,
 )
 from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
 from mooring.core.task import HasProx, HasSolve, Task, require
@@ -62,7 +59,6 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     v: Tensor  # [C, d], the local models
     uses_local: Tensor  # [C] bool, the decision
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,11 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
     reveals: ClassVar[str] = "everything: all rows are pooled; a baseline for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True
+    trained_models: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, inner=("auto", "exact", "sgd"))
-        check_local_work(self)
         check_ranges(
             self, variant=("known_r", "full_data", "sample_split"), unit=("auto", "system", "client"), fraction=(0, 1)
         )
@@ -121,41 +118,39 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
         return resolve_auto(ready, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0, torch.zeros((), dtype=torch.bool), init_memory(self, task, w0, models=2))
+        return Server(w0), Client(w0, torch.zeros((), dtype=torch.bool))
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        data = local.data
         own, shared = data.train, data.train
         if self.variant == "sample_split":
-            own, shared = split_rows(data.train, data.keys, self.fraction, round.seed)
+            own, shared = split_rows(data.train, data.keys, self.fraction, local.round.seed)
         has_shared = int(shared.size.sum()) > 0
-        fit = self._solve if self.inner == "exact" else self._train
-        v, w, memory = fit(server, client, task, data, own, shared, round)
-        uses_local = (self.choose(v, w, task, data) | (not has_shared)) & (own.size > 0)
-        return Client(v, uses_local, memory), (w - server.w).expand(len(data), -1)
+        v, w = (self._solve if self.inner == "exact" else self._train)(server, client, local, own, shared)
+        uses_local = (self.choose(v, w, local.task, data) | (not has_shared)) & (own.size > 0)
+        return Client(v, uses_local), local.expand(w - server.w)
 
     def _solve(
-        self, server: Server, client: Client, task: Task, data: CohortData, own: Rows, shared: Rows, round: Round
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, server: Server, client: Client, local: LocalTraining, own: Rows, shared: Rows
+    ) -> tuple[Tensor, Tensor]:
+        task = local.task
         zero = torch.zeros(1, task.dim, dtype=task.dtype)
-        v, w = zero.expand(len(data), -1), server.w
+        v, w = local.expand(zero), server.w
         if int(own.size.sum()) > 0:
             v = own.each(lambda rows, _: require(task, HasProx).prox(zero, as_number(self.ridge), rows.full(task)))
         if int(shared.size.sum()) > 0:
-            w = require(task, HasSolve).solve(shared.pooled(data.p))[0]
-        return v, w, client.memory
+            w = require(task, HasSolve).solve(shared.pooled(local.data.p))[0]
+        return v, w
 
     def _train(
-        self, server: Server, client: Client, task: Task, data: CohortData, own: Rows, shared: Rows, round: Round
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, server: Server, client: Client, local: LocalTraining, own: Rows, shared: Rows
+    ) -> tuple[Tensor, Tensor]:
         """Local steps of both models, and w averaged as in FedAvg."""
-        memory = client.memory
-        w_i, memory = train_locally(self, task, server.w, replace(data, train=shared), round, memory)
-        pull = (as_number(self.ridge), torch.zeros_like(client.v))
-        v, memory = train_locally(self, task, client.v, replace(data, train=own), round, memory, place=1, pull=pull)
-        p = (data.p / data.p.sum()).to(w_i.dtype)
-        return v, server.w + p @ (w_i - server.w), count_round(memory)
+        ridge = as_number(self.ridge), torch.zeros_like(client.v)
+        w_i = local.train(server.w, data=replace(local.data, train=shared))
+        v = local.train(client.v, data=replace(local.data, train=own), pull=ridge)
+        p = (local.data.p / local.data.p.sum()).to(w_i.dtype)
+        return v, server.w + p @ (w_i - server.w)
 
     def choose(self, v: Tensor, w: Tensor, task: Task, data: CohortData) -> Tensor:
         """Return [C]: whether a client should use its local model."""

@@ -19,20 +19,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    auto_eta,
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    parse_lam_field,
-    resolve_auto,
-    train_locally,
-)
-from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.hyperparameters import auto_eta, check_ranges, parse_lam_field, resolve_auto
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.penalty import PenaltyOrRule, penalty_rows
+from mooring.core.penalty import PenaltyOrRule
 from mooring.core.task import Task
 from mooring.core.types import Auto
 from mooring.estimates.client_statistics import ClientStatistics
@@ -40,7 +31,6 @@ from mooring.estimates.client_statistics import ClientStatistics
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -51,12 +41,12 @@ class Ditto(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the global model; its personal model stays with it"
     new_client_method: ClassVar[str] = "prox"
+    trained_models: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_lam_field(self, ("auto",))
         check_ranges(self, personal_eta=(0, None, "auto"))
-        check_local_work(self)
-        check_server_optimizer(self)
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Ditto:
         ready = resolve_auto(self, task, statistics)
@@ -67,16 +57,12 @@ class Ditto(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
         return replace(ready, eta=eta, personal_eta=personal)
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(w0, init_memory(self, task, w0, models=2))
+        return self.init_server(w0), Client(w0)
 
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        lam = penalty_rows(self.lam, data.index, client.v)
-        personal = replace(self, eta=self.personal_eta)
-        w, memory = train_locally(self, task, server.w, data, round, client.memory)
-        v, memory = train_locally(personal, task, client.v, data, round, memory, 1, pull=(lam, server.w))
-        return Client(v, count_round(memory)), w - server.w
+    def client_update(self, server: GlobalState, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        w = local.train(server.w)
+        v = local.train(client.v, eta=self.personal_eta, pull=(local.penalty(self.lam), server.w))
+        return Client(v), w - server.w
 
     def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

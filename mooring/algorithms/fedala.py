@@ -24,21 +24,12 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    resolve_auto,
-    train_locally,
-)
-from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.hyperparameters import check_ranges
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import batches_per_epoch, minibatches
+from mooring.core.minibatches import batches_per_epoch
 from mooring.core.task import Task, head_coefficients
-from mooring.core.types import JsonObject
-from mooring.estimates.client_statistics import ClientStatistics
 
 WEIGHT_SLOT = 1  # the weights are learnt on other minibatches than the model
 
@@ -47,7 +38,6 @@ class Client(NamedTuple):
     v: Tensor  # [C, d]
     weights: Tensor  # [C, d]
     updates: Tensor  # [C], local updates so far
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -62,35 +52,26 @@ class FedALA(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
-        check_local_work(self)
-        check_server_optimizer(self)
+        super().__post_init__()
         check_ranges(self, layers=(0, None), sample=(0, 1), weight_eta=(0, None), first_passes=(1, None))
 
-    def resolve(self, task: Task, statistics: ClientStatistics) -> FedALA:
-        return resolve_auto(self, task, statistics)
-
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(w0, torch.ones_like(w0), torch.tensor(0), init_memory(self, task, w0))
+        return self.init_server(w0), Client(w0, torch.ones_like(w0), torch.tensor(0))
 
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        weights = self._learn_weights(server, client, task, data, round)
-        start = client.v + (server.w - client.v) * weights
-        v, memory = train_locally(self, task, start, data, round, client.memory)
-        return Client(v, weights, client.updates + 1, count_round(memory)), v - server.w
+    def client_update(self, server: GlobalState, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        weights = self._learn_weights(server, client, local)
+        v = local.train(client.v + (server.w - client.v) * weights)
+        return Client(v, weights, client.updates + 1), v - server.w
 
-    def _learn_weights(self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round) -> Tensor:
+    def _learn_weights(self, server: GlobalState, client: Client, local: LocalTraining) -> Tensor:
         """[C, d]: a_i for this round; a client's first update takes the global model as it is."""
-        batch = int(self.batch) or None
         passes = torch.where(client.updates == 1, self.first_passes, 1) * (client.updates > 0)
-        steps = (self.sample * batches_per_epoch(data.train.size, batch)).ceil().long() * passes
-        moving = head_coefficients(task, self.layers)
+        steps = (self.sample * batches_per_epoch(local.data.train.size, local.schedule.batch)).ceil().long() * passes
+        moving = head_coefficients(local.task, self.layers)
         a, gap = client.weights[:, moving], (server.w - client.v)[:, moving]
         u = torch.where(moving, client.v, server.w)
-        top = task.freeze(~moving) or task  # the body below costs no gradient
-        work: JsonObject = {"draws": self.draws, "trains_buffers": True}  # a_i leaves them to local training
-        for step in minibatches(task, data, round, batch=batch, steps=steps, slot=WEIGHT_SLOT, **work):
+        top = local.task.freeze(~moving) or local.task  # the body below costs no gradient
+        for step in local.minibatches(steps=steps, slot=WEIGHT_SLOT):  # running statistics are left to the training
             u[:, moving] = client.v[:, moving] + gap * a
             slope = top.grad(u, step.batch)[:, moving] * gap
             moved = (a - self.weight_eta * slope).clamp(0, 1)

@@ -18,41 +18,23 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    resolve_auto,
-    server_step_factor,
-    train_locally,
-)
-from mooring.algorithms.server_optimizers import (
-    SERVER_FIELDS,
-    GlobalServer,
-    GlobalState,
-    apply_change,
-    check_server_optimizer,
-)
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.base import Algorithm, NoState
+from mooring.algorithms.hyperparameters import check_ranges, server_step_factor
+from mooring.algorithms.server_optimizers import SERVER_FIELDS, GlobalServer, GlobalState, apply_change
+from mooring.core.cohort import Round, StateTree
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task
-from mooring.estimates.client_statistics import ClientStatistics
 
 MAX_ELASTIC_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
 
 
-class Client(NamedTuple):
-    memory: Tensor  # [C, s], what local training keeps between rounds
-
-
 @dataclass(frozen=True)
-class FedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
+class FedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, StateTree, Tensor]):
     aggregation: str = "average"
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -64,21 +46,14 @@ class FedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     server_fields: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay", *SERVER_FIELDS)
 
     def __post_init__(self) -> None:
-        check_local_work(self)
-        check_server_optimizer(self)
+        super().__post_init__()
         check_ranges(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
 
-    def resolve(self, task: Task, statistics: ClientStatistics) -> FedAvg:
-        return resolve_auto(self, task, statistics)
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, StateTree]:
+        return self.init_server(w0), NoState()
 
-    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(init_memory(self, task, w0))
-
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        w, memory = train_locally(self, task, server.w, data, round, client.memory)
-        return Client(count_round(memory)), w.sub_(server.w)
+    def client_update(self, server: GlobalState, client: StateTree, local: LocalTraining) -> tuple[StateTree, Tensor]:
+        return client, local.train(server.w).sub_(server.w)
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         if self.aggregation == "elastic":
@@ -89,5 +64,5 @@ class FedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
         decay = server_step_factor(self, round)
         return GlobalState(*apply_change(self, server.w, server.moments, mean, self.server_step, decay))
 
-    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
+    def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return server.w

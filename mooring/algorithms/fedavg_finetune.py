@@ -22,14 +22,14 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.hyperparameters import check_ranges, finetune_global
+from mooring.algorithms.hyperparameters import check_ranges
 from mooring.algorithms.server_optimizers import GlobalState
-from mooring.core.cohort import CohortData, Round, StateTree
+from mooring.core.cohort import StateTree
+from mooring.core.local_training import LocalTraining
 from mooring.core.task import Task
 
 
 class Client(NamedTuple):
-    memory: Tensor  # [C, s], what local training keeps between rounds
     own: Tensor  # [C, d], its copy of the global model after its last local update; [C, 0] but for output = "own"
 
 
@@ -53,19 +53,16 @@ class FedAvgFinetune(FedAvg):
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None), output=("tuned", "own"))
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, StateTree]:
-        server, first = super().init(task, w0)
-        return server, Client(first.memory, w0 if self.output == "own" else w0[:0])
+        return self.init_server(w0), Client(w0 if self.output == "own" else w0[:0])
 
-    def client_update(
-        self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round
-    ) -> tuple[StateTree, Tensor]:
-        after, change = super().client_update(server, client, task, data, round)
-        return Client(after.memory, server.w + change if self.output == "own" else client.own), change
+    def client_update(self, server: GlobalState, client: StateTree, local: LocalTraining) -> tuple[StateTree, Tensor]:
+        client, change = super().client_update(server, client, local)
+        return Client(server.w + change) if self.output == "own" else client, change
 
-    def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
+    def finetune(self, server: GlobalState, client: StateTree, local: LocalTraining) -> StateTree:
         if self.output == "own":
             return Tuned(client.own)
-        return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
+        return Tuned(local.finetune(server.w, self.tune_steps, self.tune_epochs))
 
     def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v

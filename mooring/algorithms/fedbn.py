@@ -6,7 +6,7 @@ Algorithm 1.
     (w_i, h_i) = (w, h_i) after `steps` local SGD steps on L_i
     w  <- sum_i p_i w_i / sum_i p_i                       over the cohort; h_i, the normalization, is not sent
 
-Symbols  w: Server.w but for its personal part, which stays as it started    h_i: Client.v
+Symbols  w: Server.w but for its personal part, which stays as it started    h_i: the client's copy of that part
 Limits   with personal = "head" it is FedPer; personal = "*" is Local by SGD
 Departs  group, layer and instance normalization count as normalization, too; running statistics are part of it
 """
@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mooring.algorithms.fedper import FedPer
-from mooring.algorithms.parts import PersonalPart
 
 
 @dataclass(frozen=True)
 class FedBN(FedPer):
-    personal: PersonalPart = "norm"  # a name (`parts.py`), resolved to ranges of coefficients
+    personal: str | tuple[str, ...] = "norm"
 
     paper: ClassVar[str] = "fedbn, Algorithm 1"

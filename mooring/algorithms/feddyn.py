@@ -23,20 +23,12 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    choose_inner_solver,
-    count_round,
-    curvature_lam,
-    init_memory,
-    resolve_auto,
-    train_locally,
-)
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.hyperparameters import check_ranges, choose_inner_solver, curvature_lam, resolve_auto
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.task import HasProx, Task, require
+from mooring.core.task import Task
 from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
@@ -48,7 +40,6 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     g: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class FedDyn(LocalWork, Algorithm[Server, Client, Tensor]):
     server_only: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
-        check_local_work(self)
+        super().__post_init__()
         check_ranges(self, lam=(0, None, "auto"), inner=("auto", "exact", "sgd"))
         if self.lam == 0:
             raise RequestError("FedDyn: lam must be > 0, got 0; without it use FedAvg.")
@@ -76,17 +67,12 @@ class FedDyn(LocalWork, Algorithm[Server, Client, Tensor]):
         return resolve_auto(replace(self, lam=lam, inner=choose_inner_solver(self, task)), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), init_memory(self, task, w0))
+        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0))
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        w, lam = server.w.expand(len(data), -1), as_number(self.lam)
-        if self.inner == "exact":
-            v, memory = require(task, HasProx).prox(w + client.g / lam, lam, data.train.full(task), w), client.memory
-        else:
-            v, memory = train_locally(self, task, w, data, round, client.memory, pull=(lam, w), shift=-client.g)
-        return Client(client.g - lam * (v - w), count_round(memory)), v - w
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        w, lam = server.w, as_number(self.lam)
+        v = local.minimize(w, self.inner, pull=(lam, w), shift=-client.g)
+        return Client(client.g - lam * (v - w)), v - w
 
     def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         h = server.h - as_number(self.lam) * round.weight * mean

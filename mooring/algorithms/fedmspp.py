@@ -32,7 +32,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, NoState
 from mooring.algorithms.fedprox import (
     check_growth,
     resolve_lipschitz,
@@ -48,12 +48,11 @@ from mooring.algorithms.hyperparameters import (
     parse_lam_field,
     resolve_auto,
 )
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
-from mooring.core.minibatches import minibatches
-from mooring.core.penalty import PenaltyOrRule, penalty_rows, uniform_lam
-from mooring.core.solvers import descend_to_tolerance
-from mooring.core.task import HasProx, Task, require
+from mooring.core.local_training import LocalTraining
+from mooring.core.penalty import PenaltyOrRule, uniform_lam
+from mooring.core.task import Task
 from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
@@ -64,12 +63,8 @@ class Server(NamedTuple):
     drawn: Tensor | None  # [d], w_t for t up to t*, then w_t*; None for output = "last"
 
 
-class Client(NamedTuple):
-    pass
-
-
 @dataclass(frozen=True)
-class FedMSPP(Algorithm[Server, Client, Tensor]):
+class FedMSPP(Algorithm[Server, NoState, Tensor]):
     lam: PenaltyOrRule = "auto"
     growth: str = "none"
     batch: int | Literal["auto"] = "auto"  # records a round; 0: all
@@ -107,22 +102,14 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         ready = replace(ready, batch=batch, inner=choose_inner_solver(ready, task, "descent"))
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0, w0 if self.output == "random" else None), Client()
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, NoState]:
+        return Server(w0, w0 if self.output == "random" else None), NoState()
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        w = server.w.expand(len(data), -1)
-        now = self.at(round)
-        lam = penalty_rows(now.lam, data.index, w)
-        how = "replacement" if self.replacement else "passes"
-        draws = minibatches(task, data, round, batch=as_number(self.batch) or None, steps=1, draws=how)
-        rows = next(draws).batch
-        if self.inner == "exact":
-            v = require(task, HasProx).prox(w, lam, rows)
-        else:
-            v = descend_to_tolerance(task, w, rows, lam, w, as_number(now.eta), tol=now.tol, most=self.steps)
+    def client_update(self, server: Server, client: NoState, local: LocalTraining) -> tuple[NoState, Tensor]:
+        w, now, draws = server.w, self.at(local.round), "replacement" if self.replacement else "passes"
+        drawn = local.minibatches(batch=as_number(self.batch), steps=1, draws=draws, trains_buffers=False)
+        rows, pull = next(drawn).batch, (local.penalty(now.lam), w)
+        v = local.minimize(w, self.inner, pull=pull, rows=rows, eta=now.eta, steps=self.steps, tol=now.tol)
         return client, v - w
 
     def at(self, round: Round) -> FedMSPP:
@@ -140,7 +127,7 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         w = server.w + mean
         return Server(w, track_drawn(w, server.drawn, round))
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: Server, client: NoState) -> Tensor:
         return self.global_model(server)
 
     def global_model(self, server: Server) -> Tensor:

@@ -29,31 +29,23 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, NoState
 from mooring.algorithms.hyperparameters import (
     batch_smoothness,
-    check_local_work,
     check_ranges,
     choose_inner_solver,
-    count_round,
-    init_memory,
     parse_lam_field,
     resolve_auto,
-    train_locally,
 )
-from mooring.algorithms.server_optimizers import (
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.server_optimizers import ServerOptimizer, apply_change, init_moments
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, penalty_rows, uniform_lam
+from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, uniform_lam
 from mooring.core.seeds import uniforms
-from mooring.core.solvers import descend_to_tolerance, record_tolerance
-from mooring.core.task import HasProx, Task, require
+from mooring.core.solvers import record_tolerance
+from mooring.core.task import HasProx, Task
 from mooring.core.types import as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory import fedprox_shared_rate as rate
@@ -73,12 +65,8 @@ class Server(NamedTuple):
     drawn: Tensor | None  # [d], w_t for t up to t*, then w_t*; None for output = "last"
 
 
-class Client(NamedTuple):
-    memory: Tensor  # [C, s], what local training keeps between rounds
-
-
 @dataclass(frozen=True)
-class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
+class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, NoState, Tensor]):
     lam: PenaltyOrRule = "auto"
     growth: str = "none"
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
@@ -92,10 +80,9 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
     server_only: ClassVar[tuple[str, ...]] = ("moments", "drawn")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_lam_field(self, ("auto", "theory"))
         check_ranges(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"))
-        check_local_work(self)
-        check_server_optimizer(self)
         check_ranges(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
         check_growth(self)
 
@@ -104,27 +91,16 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         ready = replace(ready, inner=choose_inner_solver(ready, task))
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0, init_moments(self, w0), w0 if self.output == "random" else None), Client(
-            init_memory(self, task, w0)
-        )
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, NoState]:
+        return Server(w0, init_moments(self, w0), w0 if self.output == "random" else None), NoState()
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        w = server.w.expand(len(data), -1)
-        now, memory = self.at(round), client.memory
-        lam = penalty_rows(now.lam, data.index, w)
-        if self.inner == "exact":
-            v = require(task, HasProx).prox(w, lam, data.train.full(task))
-        elif self.inner == "descent":
-            rows, eta = data.train.full(task), as_number(now.eta)
-            v = descend_to_tolerance(task, w, rows, lam, w, eta, tol=now.tol, most=self.steps)
-        else:
-            v, memory = train_locally(now, task, w, data, round, memory, pull=(lam, w))
-            if self.growth == "smooth":
-                record_tolerance(task, v, data.train.full(task), lam, w, now.tol)
-        return Client(count_round(memory)), v - w
+    def client_update(self, server: Server, client: NoState, local: LocalTraining) -> tuple[NoState, Tensor]:
+        w, now = server.w, self.at(local.round)
+        lam = local.penalty(now.lam)
+        v = local.minimize(w, self.inner, pull=(lam, w), eta=now.eta, tol=now.tol)
+        if self.inner == "sgd" and self.growth == "smooth":
+            record_tolerance(local.task, v, local.rows, lam, w, now.tol)
+        return client, v - w
 
     def at(self, round: Round) -> FedProx:
         """The settings for this horizon and cohort."""
@@ -143,7 +119,7 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         w, moments = apply_change(self, server.w, server.moments, mean)
         return Server(w, moments, track_drawn(w, server.drawn, round))
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: Server, client: NoState) -> Tensor:
         return self.global_model(server)
 
     def global_model(self, server: Server) -> Tensor:

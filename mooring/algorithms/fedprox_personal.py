@@ -33,23 +33,19 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
-    check_local_work,
     check_ranges,
     choose_inner_solver,
-    count_round,
-    init_memory,
     parse_lam_field,
     resolve_auto,
     server_step_factor,
-    train_locally,
 )
-from mooring.core.cohort import CohortData, Condensed, Round
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, penalty_rows, uniform_lam
-from mooring.core.solvers import descend_to_tolerance
-from mooring.core.task import HasProx, HasSolve, Task, require
-from mooring.core.types import Auto, as_number
+from mooring.core.task import HasSolve, Task
+from mooring.core.types import Auto
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.estimates.lambda_rules import LAMBDA_RULES
@@ -62,7 +58,6 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Message(NamedTuple):
@@ -80,7 +75,7 @@ class SendsPull(LocalWork):
         return is_uniform(self.lam)  # otherwise lam is sent, too, and the step is a ratio of two means
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0, init_memory(self, task, w0))
+        return Server(w0), Client(w0)
 
 
 @dataclass(frozen=True)
@@ -101,9 +96,9 @@ class FedProxPersonal(SendsPull, Algorithm[Server, Client, Message]):
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_lam_field(self, ("auto", *LAMBDA_RULES))
         check_ranges(self, inner=("auto", "exact", "descent", "sgd"), server_decay=(0, None), tol=(0, None))
-        check_local_work(self)
         if not isinstance(self.gamma, tuple):
             check_ranges(self, gamma=(0, None, "auto"))
         check_ranges(self, aggregation=("average", "elastic"), preset=("none", "theory"))
@@ -128,26 +123,10 @@ class FedProxPersonal(SendsPull, Algorithm[Server, Client, Message]):
         ready = resolve_auto(replace(ready, inner=choose_inner_solver(ready, task)), task, statistics)
         return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, statistics))
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        w = server.w.expand(len(data), -1)
-        lam = penalty_rows(self.lam, data.index, w)
-        v, memory = self.fit_personal(client.v if self.warm else w, w, lam, task, data, round, client.memory)
-        return Client(v, count_round(memory)), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
-
-    def fit_personal(
-        self, v: Tensor, w: Tensor, lam: Tensor, task: Task, data: CohortData, round: Round, memory: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Each client's model after its inner loop from v, pulled to w, and its memory."""
-        rows: Condensed = data.train.full(task) if self.inner != "sgd" else None
-        if self.inner == "exact":
-            return require(task, HasProx).prox(w, lam, rows, v), memory
-        if self.inner == "descent":
-            return descend_to_tolerance(
-                task, v, rows, lam, w, as_number(self.eta), tol=self.tol, most=self.steps
-            ), memory
-        return train_locally(self, task, v, data, round, memory, pull=(lam, w))
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Message]:
+        w, lam = server.w, local.penalty(self.lam)
+        v = local.minimize(client.v if self.warm else w, self.inner, pull=(lam, w), tol=self.tol)
+        return Client(v), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype) * server_step_factor(self, round)

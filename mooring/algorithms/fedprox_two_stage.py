@@ -35,24 +35,20 @@ from mooring.algorithms.base import Algorithm
 from mooring.algorithms.fedprox_personal import Client, Message, SendsPull, Server, server_direction
 from mooring.algorithms.hyperparameters import (
     auto_eta,
-    check_local_work,
     check_ranges,
     choose_inner_solver,
-    count_round,
-    load_optimizer_state,
     parse_lam_field,
     resolve_auto,
     server_step_factor,
-    store_optimizer_state,
 )
-from mooring.algorithms.hyperparameters import schedule as local_work
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.minibatches import batches_per_epoch
-from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, penalty_rows, uniform_lam
-from mooring.core.solvers import Ball, StepSize, project, train
-from mooring.core.task import HasProx, HasSolve, Task, require
-from mooring.core.types import Auto, JsonObject, as_number
+from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, uniform_lam
+from mooring.core.solvers import Ball, StepSize, project
+from mooring.core.task import HasSolve, Task
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
@@ -84,8 +80,8 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_lam_field(self, ("auto", "aer", "ier"))
-        check_local_work(self)
         check_ranges(self, schedule=("constant", "inverse"), inner=("sgd", "exact"), gamma=(0, None, "auto"))
         check_ranges(self, server_decay=(0, None), final_steps=(0, None, "auto"), final_eta=(0, None, "auto", "stay"))
         check_ranges(self, radius=(0, None, "auto"), aggregation=("elastic", "average"))
@@ -124,50 +120,28 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
         )
         return resolve_final_stage(ready, task, statistics)
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        w = server.w.expand(len(data), -1)
-        lam = penalty_rows(self.lam, data.index, w)
-        eta, steps = self.step_size(data, round, client.memory), self.work(data, round)
-        state = load_optimizer_state(self, task, w, client.memory)
-        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps, state=state)
-        memory = count_round(store_optimizer_state(client.memory, state))
-        return Client(v, memory), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
-
-    def soft_local_sgd(
-        self,
-        v: Tensor,
-        w: Tensor,
-        lam: Tensor,
-        task: Task,
-        data: CohortData,
-        round: Round,
-        eta: StepSize,
-        steps: int | Tensor,
-        slot: int = 0,
-        state: Tensor | None = None,
-    ) -> Tensor:
-        """Projected steps from v, pulled towards w; or the exact prox. The optimizer's `state` is changed in place."""
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Message]:
+        w, lam = server.w, local.penalty(self.lam)
+        pull, size, steps = (lam, w), self.step_size(local), self.work(local)
         if self.inner == "exact":
-            return require(task, HasProx).prox(w, lam, data.train.full(task), v)
-        work: JsonObject = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
-        work |= {"region": self.region, "rule": self.rule, "state": state}
-        return train(task, v, data, round, eta, pull=(lam, w), **work)[0]
+            v = local.minimize(client.v, "exact", pull=pull)
+        else:
+            v = local.train(client.v, step_size=size, steps=steps, pull=pull, region=self.region)
+        return Client(v), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
-    def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> StepSize:
+    def step_size(self, local: LocalTraining) -> StepSize:
         """eta_k of a local update."""
         if self.schedule == "inverse":
             return partial(local_step, mu=as_number(self.mu), lam=uniform_lam(self.lam))
-        return local_work(self, data, round, memory)[2]
+        return local.schedule.eta
 
-    def work(self, data: CohortData, round: Round) -> int | Tensor:
+    def work(self, local: LocalTraining) -> int | Tensor:
         """K_t."""
         if self.schedule == "constant":
-            return local_work(self, data, round)[1]
+            return local.schedule.count
         mu, smooth = as_number(self.mu), as_number(self.smooth)
         most = smooth * UNIT_DIAMETER**2 / 2  # how far losses in W lie above their minimum
-        return inner_steps(round.t - 1, mu, smooth, uniform_lam(self.lam), most, UNIT_DIAMETER)
+        return inner_steps(local.round.t - 1, mu, smooth, uniform_lam(self.lam), most, UNIT_DIAMETER)
 
     @property
     def region(self) -> Ball | None:
@@ -180,13 +154,16 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
         gamma = gamma * server_step_factor(self, round)
         return Server(project(server.w - gamma * server_direction(mean, round, self.aggregation), self.region))
 
-    def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
-        w = server.w.expand(len(data), -1)
-        lam = penalty_rows(self.lam, data.index, w)
-        keeps_eta = self.final_eta == "stay"
-        eta = self.step_size(data, round, client.memory) if keeps_eta else as_number(self.final_eta)
-        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, int(as_number(self.final_steps)), FINAL_SLOT)
-        return Client(v, client.memory)
+    def finetune(self, server: Server, client: Client, local: LocalTraining) -> Client:
+        pull = local.penalty(self.lam), server.w
+        if self.inner == "exact":
+            return Client(local.minimize(client.v, "exact", pull=pull))
+        size, steps = as_number(self.final_eta) if self.final_eta != "stay" else self.step_size(local), self.final_steps
+        v = local.train(
+            client.v, step_size=size, steps=int(as_number(steps)), pull=pull, region=self.region, slot=FINAL_SLOT,
+            fresh=True,
+        )  # fmt: skip
+        return Client(v)
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v

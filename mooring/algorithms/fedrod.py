@@ -25,23 +25,11 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    count_round,
-    init_memory,
-    load_optimizer_state,
-    resolve_auto,
-    schedule,
-    store_optimizer_state,
-    train_locally,
-)
-from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
-from mooring.core.cohort import CohortData, Condensed, Round, Rows, broadcast_per_client
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState
+from mooring.core.cohort import Rows
+from mooring.core.local_training import LocalStep, LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import minibatches
-from mooring.core.solvers import set_buffers
 from mooring.core.task import Task, head_coefficients, trained_blocks
-from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.two_heads import TwoHeadedTask, add_personal_head
 
 ROWS_OF_ABSENT_CLASS = 1e-9
@@ -49,7 +37,6 @@ ROWS_OF_ABSENT_CLASS = 1e-9
 
 class Client(NamedTuple):
     v: Tensor  # [C, d], h_i; 0 but for the head
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -59,39 +46,23 @@ class FedRoD(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     paper: ClassVar[str] = "fedrod, Section 4"
     reveals: ClassVar[str] = "each client's change of the body and the generic head; its personal head stays with it"
     new_client_method: ClassVar[str] = "local"
-
-    def __post_init__(self) -> None:
-        check_local_work(self)
-        check_server_optimizer(self)
-
-    def resolve(self, task: Task, statistics: ClientStatistics) -> FedRoD:
-        return resolve_auto(self, task, statistics)
+    trained_models: ClassVar[int] = 2
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(torch.zeros_like(w0), init_memory(self, task, w0, models=2))
+        return self.init_server(w0), Client(torch.zeros_like(w0))
 
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        prior = class_scores(task, data.train) if self.balanced else torch.zeros(())
-        w, h, memory = server.w.expand(len(data), -1), client.v, client.memory
-        joint = add_personal_head(task, data.train)
+    def client_update(self, server: GlobalState, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        task, rows = local.task, local.data.train
+        prior = class_scores(task, rows) if self.balanced else torch.zeros(())
+        w, h, joint = local.expand(server.w), client.v, add_personal_head(task, rows)
         if joint is not None and self._moves_by_coefficient:
             start = joint.join(w + prior, h - prior)  # the personal head takes the prior back
-            w, h = joint.split(train_locally(self, joint, start, data, round, memory)[0])
-            return Client(h + prior, count_round(memory)), w - prior - server.w
-        w, h, p = w.clone(), h.clone(), task.gradient_dim
-        states = [load_optimizer_state(self, task, w, memory, place) for place in (0, 1)]
-        batch, count, eta = schedule(self, data, round, memory)
-        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
-            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, w)
-            slope, own, buffers = two_head_gradients(task, joint, w, h, prior, step.batch)
-            for model, g, state in ((w, slope, states[0]), (h, own, states[1])):
-                self.rule.step(model[:, :p], g[:, :p], rate, state, step.active)
-            set_buffers(task, w, buffers)
-        for place, state in enumerate(states):
-            memory = store_optimizer_state(memory, state, place)
-        return Client(h, count_round(memory)), w - server.w
+            w, h = joint.split(local.train(start, task=joint, fresh=True))
+            return Client(h + prior), w - prior - server.w
+        for step in local.steps():
+            slope, own = two_head_gradients(step, task, joint, w, h, prior)
+            w, h = step.move(w, slope), step.move(h, own)
+        return Client(h), w - server.w
 
     @property
     def _moves_by_coefficient(self) -> bool:
@@ -104,16 +75,14 @@ class FedRoD(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
 
 
 def two_head_gradients(
-    task: Task, joint: TwoHeadedTask | None, w: Tensor, h: Tensor, prior: Tensor, batch: Condensed
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients [C, d] of B_i in w and of L_i(w + h) in h, and the buffers after the passes; by one pass of the
-    network with two heads, `joint`, where there is one."""
+    step: LocalStep, task: Task, joint: TwoHeadedTask | None, w: Tensor, h: Tensor, prior: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients [C, d] of B_i in w and of L_i(w + h) in h; by one pass of the network with two heads, `joint`,
+    where there is one. The last pass is that of w."""
     if joint is not None:
-        both, buffers = joint.train_grad(joint.join(w + prior, h - prior), batch)
-        return *joint.split(both), buffers
-    own = torch.where(head_coefficients(task), task.train_grad(w + h, batch)[0], 0.0)
-    slope, buffers = task.train_grad(w + prior, batch)
-    return slope - task.ridge * prior, own, buffers  # the ridge is on w only
+        return joint.split(step.grad(joint.join(w + prior, h - prior), task=joint))
+    own = torch.where(head_coefficients(task), step.grad(w + h), 0.0)
+    return step.grad(w + prior) - task.ridge * prior, own  # the ridge is on w only
 
 
 def class_scores(task: Task, rows: Rows) -> Tensor:

@@ -23,19 +23,12 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    resolve_auto,
-    train_locally,
-)
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.hyperparameters import check_ranges
+from mooring.core.cohort import Round
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
 from mooring.core.task import Task
-from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Server(NamedTuple):
@@ -46,7 +39,6 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     cluster: Tensor  # [C]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Message(NamedTuple):
@@ -66,36 +58,26 @@ class IFCA(LocalWork, Algorithm[Server, Client, Message]):
     new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
-        check_local_work(self)
+        super().__post_init__()
         check_ranges(self, clusters=(1, None))
 
     @property
     def additive(self) -> bool:
         return False  # the step is a ratio of two means
 
-    def resolve(self, task: Task, statistics: ClientStatistics) -> IFCA:
-        return resolve_auto(self, task, statistics)
-
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         share = torch.zeros(self.clusters, dtype=w0.dtype)
-        return Server(w0, w0.repeat(self.clusters, 1), share), Client(torch.tensor(0), init_memory(self, task, w0))
+        return Server(w0, w0.repeat(self.clusters, 1), share), Client(torch.tensor(0))
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        if round.t == 1:
-            cluster = _random_split(round, self.clusters)[data.index]
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Message]:
+        if local.round.t == 1:
+            cluster = _random_split(local.round, self.clusters)[local.data.index]
         else:
-            cluster = self._best_cluster(server, task, data)
+            cluster = _best_cluster(server, local)
         start = server.clusters[cluster]
-        w, memory = train_locally(self, task, start, data, round, client.memory)
+        w = local.train(start)
         choice = torch.nn.functional.one_hot(cluster, self.clusters).to(w.dtype)
-        return Client(cluster, count_round(memory)), Message(choice[:, :, None] * (w - start)[:, None], choice)
-
-    def _best_cluster(self, server: Server, task: Task, data: CohortData) -> Tensor:
-        """[C]: the model of least training loss."""
-        rows = data.train.full(task)
-        return torch.stack([task.loss(w.expand(len(data), -1), rows) for w in server.clusters]).argmin(0)
+        return Client(cluster), Message(choice[:, :, None] * (w - start)[:, None], choice)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         chosen = (mean.choice > 0)[:, None]
@@ -103,11 +85,16 @@ class IFCA(LocalWork, Algorithm[Server, Client, Message]):
         clusters = server.clusters + step
         return Server(clusters[mean.choice.argmax()], clusters, mean.choice)
 
-    def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
-        return client._replace(cluster=self._best_cluster(server, task, data))
+    def finetune(self, server: Server, client: Client, local: LocalTraining) -> Client:
+        return Client(_best_cluster(server, local))
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.clusters[client.cluster]
+
+
+def _best_cluster(server: Server, local: LocalTraining) -> Tensor:
+    """[C]: the model of least training loss."""
+    return torch.stack([local.loss(w) for w in server.clusters]).argmin(0)
 
 
 def _random_split(round: Round, clusters: int) -> Tensor:

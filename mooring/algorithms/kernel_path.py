@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, NoState
 from mooring.algorithms.hyperparameters import check_ranges
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.task import Task, require
 from mooring.core.types import Auto, as_number
 from mooring.tasks.linear import Linear
@@ -31,10 +32,6 @@ class Server(NamedTuple):
     rounds: Tensor  # [], number of rounds that w is the result of; infinity at the limit
 
 
-class Client(NamedTuple):
-    pass
-
-
 class Message(NamedTuple):
     matrix: Tensor  # [C, d, d]
     push: Tensor  # [C, d]
@@ -43,7 +40,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelPath(Algorithm[Server, Client, Message]):
+class KernelPath(Algorithm[Server, NoState, Message]):
     """Fields and rounds of the two algorithms, which differ in what a client does in a round."""
 
     rounds_exact: Auto = "stop"  # or "limit"
@@ -84,23 +81,21 @@ class KernelPath(Algorithm[Server, Client, Message]):
         """What a client does in a round."""
         raise NotImplementedError
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, NoState]:
         if not isinstance(task, Linear):
             raise RequestError(
                 f"{self.name} needs squared loss and a task that is linear in its parameters, 'linear' or 'kernel'; "
                 f"task '{task.name}' is not."
             )
-        return Server(w0, torch.tensor(0.0, dtype=torch.float64)), Client()
+        return Server(w0, torch.tensor(0.0, dtype=torch.float64)), NoState()
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        return client, send_matrices(self, task, data)
+    def client_update(self, server: Server, client: NoState, local: LocalTraining) -> tuple[NoState, Message]:
+        return client, send_matrices(self, local.task, local.data)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         return advance_server(self, server, mean)
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: Server, client: NoState) -> Tensor:
         return server.w
 
 

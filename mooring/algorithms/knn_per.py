@@ -30,7 +30,8 @@ from torch import Tensor
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.hyperparameters import check_ranges, resolve_auto
 from mooring.algorithms.server_optimizers import GlobalState
-from mooring.core.cohort import CohortData, Round, StateTree
+from mooring.core.cohort import StateTree
+from mooring.core.local_training import LocalTraining
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.memory import MemoryTask, Recall, add_memory
@@ -72,9 +73,9 @@ class KnnPer(FedAvg):
         ready.deployed_task(task)  # refuses tasks without probabilities or numbers
         return ready
 
-    def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
-        w, alpha = server.w.expand(len(data), -1), None if isinstance(self.alpha, str) else self.alpha
-        return Remembered(self.deployed_task(task).remember(w, data.train, data.validation, alpha))
+    def finetune(self, server: GlobalState, client: StateTree, local: LocalTraining) -> StateTree:
+        alpha, task = None if isinstance(self.alpha, str) else self.alpha, self.deployed_task(local.task)
+        return Remembered(task.remember(local.expand(server.w), local.data.train, local.data.validation, alpha))
 
     def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import auto_eta, check_ranges, parse_lam_field, resolve_auto
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.penalty import PerClientPenalty
 from mooring.core.seeds import uniforms
-from mooring.core.solvers import sgd
 from mooring.core.task import Task
 from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
@@ -82,14 +82,12 @@ class L2GD(Algorithm[Server, Client, Tensor]):
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0)
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        heads, tails = self.run_lengths(round)
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        heads, tails = self.run_lengths(local.round)
         eta, q = as_number(self.eta), as_number(self.q)
         gap = (1 - eta * as_number(self.lam) / q) ** heads
         v = server.w + gap * (client.v - server.w)
-        v = sgd(task, v, data, round, eta / (1 - q), batch=as_number(self.batch) or None, steps=tails)
+        v = local.sgd(v, eta / (1 - q), steps=tails, batch=as_number(self.batch))
         return Client(v), v - client.v
 
     def run_lengths(self, round: Round) -> tuple[int, int]:

@@ -21,19 +21,11 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    auto_ridge,
-    check_local_work,
-    check_ranges,
-    choose_inner_solver,
-    count_round,
-    init_memory,
-    resolve_auto,
-    train_locally,
-)
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.hyperparameters import auto_ridge, check_ranges, choose_inner_solver, resolve_auto
+from mooring.core.cohort import Round
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.task import HasProx, Task, require
+from mooring.core.task import Task
 from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
@@ -44,7 +36,6 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,8 @@ class Local(LocalWork, Algorithm[Server, Client, None]):
     new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))
-        check_local_work(self)
 
     @property
     def one_shot(self) -> bool:
@@ -74,17 +65,11 @@ class Local(LocalWork, Algorithm[Server, Client, None]):
         return resolve_auto(replace(self, ridge=ridge, inner=choose_inner_solver(self, task)), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0, init_memory(self, task, w0))
+        return Server(w0), Client(w0)
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, None]:
-        pull, memory = (as_number(self.ridge), torch.zeros_like(client.v)), client.memory
-        if self.inner == "exact":
-            v = require(task, HasProx).prox(pull[1], pull[0], data.train.full(task))
-        else:
-            v, memory = train_locally(self, task, client.v, data, round, memory, pull=pull)
-        return Client(v, count_round(memory)), None
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, None]:
+        ridge = as_number(self.ridge), torch.zeros_like(client.v)
+        return Client(local.minimize(client.v, self.inner, pull=ridge)), None
 
     def server_update(self, server: Server, mean: None, round: Round) -> Server:
         return server

@@ -25,29 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    load_optimizer_state,
-    resolve_auto,
-    schedule,
-    store_optimizer_state,
-)
-from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
-from mooring.core.cohort import Batch, CohortData, Round, broadcast_per_client
+from mooring.algorithms.hyperparameters import check_ranges
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState
+from mooring.core.cohort import Batch
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import minibatches
-from mooring.core.solvers import set_buffers
 from mooring.core.task import Task
-from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.memory import has_representation, represent
 
 
 class Client(NamedTuple):
     v: Tensor  # [C, d], the model after the last local update
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -60,30 +48,20 @@ class Moon(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     reveals: ClassVar[str] = "each client's change of the global model"
 
     def __post_init__(self) -> None:
-        check_local_work(self)
-        check_server_optimizer(self)
+        super().__post_init__()
         check_ranges(self, mu=(0, None), tau=(1e-6, None))
 
-    def resolve(self, task: Task, statistics: ClientStatistics) -> Moon:
-        return resolve_auto(self, task, statistics)
-
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(w0, init_memory(self, task, w0))
+        return self.init_server(w0), Client(w0)
 
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        batch, count, eta = schedule(self, data, round, client.memory)
-        u, p = server.w.expand(len(data), -1).clone(), task.gradient_dim
-        state = load_optimizer_state(self, task, u, client.memory)
-        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
-            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, u)
-            g, buffers = task.train_grad(u, step.batch)
-            if self.mu and has_representation(task):
-                g = g + self.mu * self._contrast_grad(task, u, server.w, client.v, step.batch)
-            self.rule.step(u[:, :p], g[:, :p], rate, state, step.active)
-            set_buffers(task, u, buffers)
-        return Client(u, count_round(store_optimizer_state(client.memory, state))), u - server.w
+    def client_update(self, server: GlobalState, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        u, contrasts = local.expand(server.w), self.mu > 0 and has_representation(local.task)
+        for step in local.steps():
+            g = step.grad(u)
+            if contrasts:
+                g = g + self.mu * self._contrast_grad(local.task, u, server.w, client.v, step.batch)
+            u = step.move(u, g)
+        return Client(u), u - server.w
 
     def _contrast_grad(self, task: Task, u: Tensor, w: Tensor, last: Tensor, batch: Batch) -> Tensor:
         """[C, d]: the gradient of each client's contrastive loss, client by client."""

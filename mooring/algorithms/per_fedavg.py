@@ -23,30 +23,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    auto_eta,
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    load_optimizer_state,
-    resolve_auto,
-    schedule,
-    store_optimizer_state,
-)
-from mooring.algorithms.server_optimizers import GlobalServer, GlobalState, check_server_optimizer
-from mooring.core.cohort import CohortData, Condensed, Round, StateTree, broadcast_per_client
+from mooring.algorithms.base import Algorithm, NoState
+from mooring.algorithms.hyperparameters import auto_eta, check_ranges, resolve_auto
+from mooring.algorithms.server_optimizers import GlobalServer, GlobalState
+from mooring.core.cohort import Condensed
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import minibatches
-from mooring.core.solvers import set_buffers, sgd
 from mooring.core.task import Task
-from mooring.core.types import Auto, JsonObject, as_number
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
-
-
-class Client(NamedTuple):
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Tuned(NamedTuple):
@@ -54,7 +39,7 @@ class Tuned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
+class PerFedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, NoState, Tensor]):
     inner_eta: Auto = "auto"
     variant: str = "hessian-free"
     tune_steps: int = 1
@@ -65,44 +50,32 @@ class PerFedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor])
     new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
-        check_local_work(self)
-        check_server_optimizer(self)
-        check_ranges(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
-        check_ranges(self, tune_steps=(0, None))
+        super().__post_init__()
+        check_ranges(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"), tune_steps=(0, None))
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> PerFedAvg:
         ready = resolve_auto(self, task, statistics)
         inner = auto_eta(task, statistics, ready.batch) if self.inner_eta == "auto" else self.inner_eta
         return replace(ready, inner_eta=inner)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(init_memory(self, task, w0))
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, NoState]:
+        return self.init_server(w0), NoState()
 
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        batch, count, eta = schedule(self, data, round, client.memory)
-        w = server.w.expand(len(data), -1).clone()
-        p = task.gradient_dim
-        state = load_optimizer_state(self, task, w, client.memory)
-        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "trains_buffers": True}
-        slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
-        for inner, outer, *third in zip(*slots):
-            rate = broadcast_per_client(eta(inner.k) if callable(eta) else eta, w)
-            g, buffers = task.train_grad(w, inner.batch)
-            g, buffers = task.train_grad(set_buffers(task, w - as_number(self.inner_eta) * g, buffers), outer.batch)
-            if third:
-                g = g - as_number(self.inner_eta) * hessian_product(task, w, third[0].batch, g)
-            self.rule.step(w[:, :p], g[:, :p], rate, state, inner.active)
-            set_buffers(task, w, buffers)
-        return Client(count_round(store_optimizer_state(client.memory, state))), w - server.w
+    def client_update(self, server: GlobalState, client: NoState, local: LocalTraining) -> tuple[NoState, Tensor]:
+        w, inner_eta = local.expand(server.w), as_number(self.inner_eta)
+        for step in local.steps(slots=self.slots):
+            u = step.with_buffers(w - inner_eta * step.grad(w))
+            g = step.grad(u, slot=1)
+            if self.slots == 3:
+                g = g - inner_eta * hessian_product(local.task, w, step.batches[2], g)
+            w = step.move(w, g)
+        return client, w - server.w
 
-    def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
-        next_round = round._replace(t=round.t + 1)
-        work: JsonObject = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
-        return Tuned(sgd(task, server.w, data, next_round, as_number(self.inner_eta), **work))
+    def finetune(self, server: GlobalState, client: NoState, local: LocalTraining) -> Tuned:
+        eta, batch = as_number(self.inner_eta), as_number(self.batch)
+        return Tuned(local.next_round.sgd(server.w, eta, steps=self.tune_steps, batch=batch, draws=self.draws))
 
-    def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
+    def personal_model(self, server: GlobalState, client: Tuned) -> Tensor:
         return client.v
 
     @property

@@ -21,45 +21,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     auto_eta,
-    check_local_work,
     check_ranges,
     choose_inner_solver,
-    count_round,
-    init_memory,
     largest_lam,
-    load_optimizer_state,
     parse_lam_field,
     resolve_auto,
-    schedule,
     server_step_factor,
-    store_optimizer_state,
 )
-from mooring.algorithms.server_optimizers import (
-    SERVER_FIELDS,
-    GlobalServer,
-    GlobalState,
-    apply_change,
-    check_server_optimizer,
-)
-from mooring.core.cohort import CohortData, Round, broadcast_per_client
+from mooring.algorithms.server_optimizers import SERVER_FIELDS, GlobalServer, GlobalState, apply_change
+from mooring.core.cohort import Round
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import minibatches
-from mooring.core.penalty import PenaltyOrRule, penalty_rows
-from mooring.core.solvers import descend_to_tolerance
-from mooring.core.task import HasProx, Task, require
-from mooring.core.types import Auto, JsonObject, as_number
+from mooring.core.penalty import PenaltyOrRule
+from mooring.core.task import Task
+from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -81,9 +66,8 @@ class PFedMe(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_lam_field(self, ("auto",))
-        check_local_work(self)
-        check_server_optimizer(self)
         check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
         check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
@@ -98,31 +82,15 @@ class PFedMe(LocalWork, GlobalServer, Algorithm[GlobalState, Client, Tensor]):
         return ready
 
     def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
-        return self.init_server(w0), Client(w0, init_memory(self, task, w0))
+        return self.init_server(w0), Client(w0)
 
-    def client_update(
-        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
-        batch, count, eta = schedule(self, data, round, client.memory)
-        lam = penalty_rows(self.lam, data.index, client.v)
-        w, v = server.w.expand(len(data), -1), client.v
-        state = load_optimizer_state(self, task, v, client.memory)
-        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws, trains_buffers=True):
-            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
-            if self.inner == "exact":
-                new_v = require(task, HasProx).prox(w, lam, step.batch, v)
-            else:
-                before, inner_eta = state.clone(), as_number(self.inner_eta)
-                work: JsonObject = {"tol": self.tol, "most": self.inner_steps, "rule": self.rule, "state": state}
-                new_v = descend_to_tolerance(task, v, step.batch, lam, w, inner_eta, **work)
-                if step.active is not None:
-                    state = torch.where(step.active[:, None], state, before)
-            new_w = w - rate * lam * (w - new_v)
-            if step.active is not None:
-                new_w = torch.where(step.active[:, None], new_w, w)
-                new_v = torch.where(step.active[:, None], new_v, v)
-            w, v = new_w, new_v
-        return Client(v, count_round(store_optimizer_state(client.memory, state))), w - server.w
+    def client_update(self, server: GlobalState, client: Client, local: LocalTraining) -> tuple[Client, Tensor]:
+        w, v, lam = local.expand(server.w), client.v, local.penalty(self.lam)
+        inner_eta, inner_steps = as_number(self.inner_eta), self.inner_steps
+        for step in local.steps():
+            v = step.minimize(v, self.inner, pull=(lam, w), eta=inner_eta, steps=inner_steps, tol=self.tol)
+            w = step.where_active(w - step.rate(w) * lam * (w - v), w)
+        return Client(v), w - server.w
 
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         decay = server_step_factor(self, round)

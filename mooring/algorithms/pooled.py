@@ -19,17 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    resolve_auto,
-    takes_optimizer_steps,
-    train_locally,
-)
+from mooring.algorithms.base import Algorithm, NoState
+from mooring.algorithms.hyperparameters import check_ranges, resolve_auto, takes_optimizer_steps
 from mooring.core.cohort import Batch, CohortData, Condensed, HasSummary, Round, Rows
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
 from mooring.core.task import HasSolve, Task, require
@@ -42,12 +35,8 @@ class Server(NamedTuple):
     w: Tensor  # [d]
 
 
-class Client(NamedTuple):
-    memory: Tensor  # [C, s], what training keeps between rounds: equal rows
-
-
 @dataclass(frozen=True)
-class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
+class Pooled(LocalWork, Algorithm[Server, NoState, Tensor]):
     inner: str = "auto"  # "exact" where the task has a solver, "sgd" elsewhere
     steps: int = 100
 
@@ -58,8 +47,8 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
     full_participation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, inner=("auto", "exact", "sgd"))
-        check_local_work(self)
 
     @property
     def one_shot(self) -> bool:
@@ -70,24 +59,20 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
         inner = ("sgd" if steps else "exact") if self.inner == "auto" else self.inner
         return resolve_auto(replace(self, inner=inner), task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(init_memory(self, task, w0))
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, NoState]:
+        return Server(w0), NoState()
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Tensor]:
+    def client_update(self, server: Server, client: NoState, local: LocalTraining) -> tuple[NoState, Tensor]:
         if self.inner == "exact":
-            w = require(task, HasSolve).solve(data.train.pooled(data.p))[0]
+            w = require(local.task, HasSolve).solve(local.data.train.pooled(local.data.p))[0]
         else:
-            pooled, memory = pool_clients(data, round), client.memory[:1]
-            models, memory = train_locally(self, task, server.w, pooled, round, memory)
-            w, client = models[0], Client(count_round(memory).expand_as(client.memory))
-        return client, (w - server.w).expand(len(data), -1)
+            w = local.train(server.w, data=pool_clients(local.data, local.round))[0]
+        return client, local.expand(w - server.w)
 
     def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         return Server(server.w + mean)
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: Server, client: NoState) -> Tensor:
         return server.w
 
 

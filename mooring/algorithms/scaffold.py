@@ -24,28 +24,13 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
-from mooring.algorithms.hyperparameters import (
-    check_local_work,
-    check_ranges,
-    count_round,
-    init_memory,
-    resolve_auto,
-    schedule,
-    server_step_factor,
-)
-from mooring.algorithms.server_optimizers import (
-    ServerOptimizer,
-    apply_change,
-    check_server_optimizer,
-    init_moments,
-)
-from mooring.core.cohort import CohortData, Round, broadcast_per_client
+from mooring.algorithms.hyperparameters import check_ranges, server_step_factor
+from mooring.algorithms.server_optimizers import ServerOptimizer, apply_change, init_moments
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
-from mooring.core.solvers import StepSize, sgd
 from mooring.core.task import Task
-from mooring.core.types import JsonObject
-from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Server(NamedTuple):
@@ -56,7 +41,6 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     c: Tensor  # [C, d]
-    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Message(NamedTuple):
@@ -75,31 +59,23 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
     reveals: ClassVar[str] = "each client's change of the global model and its mean gradient on the way"
 
     def __post_init__(self) -> None:
-        check_local_work(self)
-        check_server_optimizer(self)
+        super().__post_init__()
+        check_ranges(self, server_step=(0, None), server_decay=(0, None))
         if not replace(self.rule, weight_decay=0.0).is_plain or self.optimizer != "sgd":
             raise RequestError(
                 f"{type(self).__name__}: its control variates are mean gradients, which steps show only if they are "
                 "plain SGD; use optimizer = 'sgd' without momentum and clip_grad, or fedavg or feddyn, which take any "
                 "optimizer."
             )
-        check_ranges(self, server_step=(0, None), server_decay=(0, None))
-
-    def resolve(self, task: Task, statistics: ClientStatistics) -> Scaffold:
-        return resolve_auto(self, task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(w0)
-        return Server(w0, zero, init_moments(self, w0)), Client(zero, init_memory(self, task, w0))
+        return Server(w0, zero, init_moments(self, w0)), Client(zero)
 
-    def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
-    ) -> tuple[Client, Message]:
-        batch, count, eta = schedule(self, data, round, client.memory)
-        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws, "rule": self.rule}
-        y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
-        c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
-        return Client(c, count_round(client.memory)), Message(y - server.w, c - client.c)
+    def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Message]:
+        y = local.train(server.w, shift=server.c - client.c)
+        c = client.c - server.c + (server.w - y) / local.total_step_size(y)
+        return Client(c), Message(y - server.w, c - client.c)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         decay = server_step_factor(self, round)
@@ -108,10 +84,3 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.w
-
-
-def sum_step_sizes(eta: StepSize, count: Tensor) -> Tensor:
-    """[C]: the sum of each client's step sizes."""
-    if not callable(eta):
-        return eta * count.double()
-    return torch.stack([eta(k) * (count > k) for k in range(int(count.max()))]).sum(0)

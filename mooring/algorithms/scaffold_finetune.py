@@ -18,10 +18,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.hyperparameters import check_ranges, finetune_global
+from mooring.algorithms.hyperparameters import check_ranges
 from mooring.algorithms.scaffold import Scaffold, Server
-from mooring.core.cohort import CohortData, Round, StateTree
-from mooring.core.task import Task
+from mooring.core.cohort import StateTree
+from mooring.core.local_training import LocalTraining
 
 
 class Tuned(NamedTuple):
@@ -42,8 +42,8 @@ class ScaffoldFinetune(Scaffold):
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None))
 
-    def finetune(self, server: Server, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
-        return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
+    def finetune(self, server: Server, client: StateTree, local: LocalTraining) -> StateTree:
+        return Tuned(local.finetune(server.w, self.tune_steps, self.tune_epochs))
 
     def personal_model(self, server: Server, client: StateTree) -> Tensor:
         return client.v

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mooring.core.optimizers import Optimizer
 from mooring.core.types import Auto
@@ -11,7 +11,7 @@ from mooring.core.types import Auto
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWork:
-    """Hyperparameters of every algorithm that trains locally; `hyperparameters.schedule` has the step sizes."""
+    """Hyperparameters of every algorithm that trains locally; `local_training.schedule` has the step sizes."""
 
     eta: Auto = "auto"  # the step size (learning rate): a number or "auto"
     decay: float = 0.0
@@ -32,6 +32,10 @@ class LocalWork:
     clip_grad: float = 0.0  # the largest norm of a gradient; 0: any
     personal: str | tuple[str, ...] = ()  # names or patterns of parameters that stay with their client; or "head"
     optimizer_state: str = "reset"  # at the beginning of a round; or "keep": each client keeps its own
+
+    trained_models: ClassVar[int] = (
+        1  # models that a client trains in a local update, each with an optimizer of its own
+    )
 
     @property
     def rule(self) -> Optimizer:

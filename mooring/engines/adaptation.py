@@ -25,12 +25,14 @@ from torch import Tensor
 from mooring.algorithms.apfl import APFL, Mixture, mix_models
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.hyperparameters import auto_eta, train_locally
+from mooring.algorithms.hyperparameters import auto_eta
 from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
 from mooring.core.task import HasProx, HasSolve, Task
+from mooring.engines import local_update
 from mooring.estimates.client_statistics import collect_statistics
 
 ADAPTATION_METHODS = ("mixture", "prox", "finetune", "local", "tune")
@@ -79,24 +81,25 @@ def _adapt_client(
     w = server.w[None]
     rounds_of_work = [round._replace(t=t) for t in range(1, rounds + 1)]
     if how in ("finetune", "local"):
-        first = algorithm.init(task, server.w)[1]
-        client = type(first)(*(part[None] for part in first))
+        client = local_update.initial_states(algorithm, task, server.w, 1)
         for turn in rounds_of_work if how == "local" else []:
-            client = algorithm.client_update(server, client, task, data, turn)[0]
-        client = algorithm.finetune(server, client, task, data, round)
-        return algorithm.personal_model(server, client).expand(1, -1)
+            client = local_update.client_update(algorithm, task, server, client, data, turn)[0]
+        final = local_update.finetune(algorithm, task, server, client, data, round)
+        return algorithm.personal_model(server, final).expand(1, -1)
     if how == "mixture":
         mixer = make_local_algorithm(APFL, algorithm, task, data, w)
         state = Mixture(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
         for turn in rounds_of_work:
-            state = deque(mixer.local_steps(state, task, data, turn, moves_w=False), maxlen=1).pop()
+            state = deque(
+                mixer.local_steps(state, LocalTraining(mixer, task, data, turn), moves_w=False), maxlen=1
+            ).pop()
         return mix_models(state.alpha, state.v, w)
     lam = new_client_lam(algorithm.lam, w) if how == "prox" else 0.0
     if how == "prox" and isinstance(task, HasProx):
         return task.prox(w, lam, data.train.full(task), w)
     v, tuner = w, make_local_algorithm(FedAvg, algorithm, task, data, w, float(torch.as_tensor(lam).max()))
     for turn in rounds_of_work:
-        v = train_locally(tuner, task, v, data, turn, pull=(lam, w))[0]
+        v = LocalTraining(tuner, task, data, turn).train(v, pull=(lam, w))
     return v
 
 

@@ -6,14 +6,41 @@ and the messages. States that are not in use are in an unnamed file, from which 
 
 from __future__ import annotations
 
+from collections import namedtuple
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from mooring.core.cohort import StateTree
+from mooring.core.errors import RequestError
 from mooring.runs.disk_matrix import DiskMatrix
 from mooring.runs.tensor_files import StoredTensor, flatten, unflatten
 
 MIN_DISK_BYTES = 1_000_000_000  # bytes of one field of all clients' states from which it is on disk
+
+
+def extend_state(state: StateTree, **added: Tensor) -> StateTree:
+    """An algorithm's client state with fields of the engine behind its own."""
+    return _extended_type(type(state), tuple(added))(*state, *added.values())
+
+
+def split_state(state: StateTree) -> tuple[StateTree, dict[str, Tensor]]:
+    """The state that `extend_state` extended, and the added fields."""
+    kind = type(state).extends
+    size = len(kind._fields)
+    return kind(*state[:size]), dict(zip(state._fields[size:], state[size:]))
+
+
+@cache
+def _extended_type(kind: StateTree, added: tuple[str, ...]) -> StateTree:
+    """A NamedTuple with the fields of a client's state and the added ones."""
+    for name in added:
+        if name in kind._fields:
+            raise RequestError(f"a client's state has a field {name!r}, which the engine adds itself; rename it.")
+    extended = namedtuple(kind.__name__, (*kind._fields, *added))
+    extended.extends = kind  # type: ignore[attr-defined]
+    return extended
 
 
 class ClientStates:

@@ -5,6 +5,8 @@ The simulator calls these on chunks of hundreds, a client of a deployment on its
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,14 +14,26 @@ from torch import Tensor
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import CohortData, Round, Rows, StateTree
 from mooring.core.costs import CostMeter, count_costs
+from mooring.core.local_training import LocalTraining, init_memory
 from mooring.core.task import Task
+from mooring.engines.client_states import extend_state, split_state
 
+MEMORY = "memory"  # the field of the engine's client states that has what local training keeps between rounds
 NOT_FINITE = "its own model is no longer finite"
+
+
+def first_states(algorithm: AnyAlgorithm, task: Task, w0: Tensor) -> tuple[StateTree, StateTree]:
+    """The server's and one client's first state (without the leading [C]), with what local training keeps."""
+    server, client = algorithm.init(task, w0)
+    work = algorithm.local_work
+    if work is None or is_old(algorithm):
+        return server, client
+    return server, extend_state(client, **{MEMORY: init_memory(work, task, w0)})
 
 
 def initial_states(algorithm: AnyAlgorithm, task: Task, w0: Tensor, clients: int) -> StateTree:
     """The states [C, ...] of clients that were never merged."""
-    first = algorithm.init(task, w0)[1]
+    first = first_states(algorithm, task, w0)[1]
     return type(first)(*(part.expand(clients, *part.shape).clone() for part in first))
 
 
@@ -27,13 +41,53 @@ def client_update(
     algorithm: AnyAlgorithm,
     task: Task,
     server: StateTree,
-    client: StateTree,
+    states: StateTree,
     data: CohortData,
     round: Round,
-    meter: CostMeter,
+    meter: CostMeter | None = None,
 ) -> tuple[StateTree, StateTree]:
     """Run a local update: return new states and messages; `meter` counts the work."""
-    return algorithm.client_update(server, client, count_costs(task, meter), data, round)
+    task = task if meter is None else count_costs(task, meter)
+    if is_old(algorithm):
+        return algorithm.client_update(server, states, task, data, round)
+    client, local = begin_update(algorithm, task, states, data, round)
+    client, message = algorithm.client_update(server, client, local)
+    if algorithm.local_work is not None:
+        client = extend_state(client, **{MEMORY: local.next_memory()})
+    return client, message
+
+
+def finetune(
+    algorithm: AnyAlgorithm, task: Task, server: StateTree, states: StateTree, data: CohortData, round: Round
+) -> StateTree:
+    """The clients' states, without what local training keeps, after their last stage before deployment."""
+    if is_old(algorithm):
+        kind = type(getattr(algorithm, "_algorithm", algorithm))
+        inherited = "task" not in inspect.signature(kind.finetune).parameters
+        return states if inherited else algorithm.finetune(server, states, task, data, round)
+    client, local = begin_update(algorithm, task, states, data, round)
+    return algorithm.finetune(server, client, local)
+
+
+def begin_update(
+    algorithm: AnyAlgorithm, task: Task, states: StateTree, data: CohortData, round: Round
+) -> tuple[StateTree, LocalTraining]:
+    """The algorithm's part of the states, and local training from what the clients kept."""
+    work = algorithm.local_work
+    if work is None:
+        return states, LocalTraining(None, task, data, round)
+    client, kept = split_state(states)
+    return client, LocalTraining(work, task, data, round, kept[MEMORY])
+
+
+def own_state(algorithm: AnyAlgorithm, states: StateTree) -> StateTree:
+    """The algorithm's part of the states."""
+    return states if algorithm.local_work is None or is_old(algorithm) else split_state(states)[0]
+
+
+def is_old(algorithm):
+    kind = type(getattr(algorithm, "_algorithm", algorithm))
+    return "task" in inspect.signature(kind.client_update).parameters
 
 
 def finite_states(states: StateTree) -> Tensor:
@@ -61,7 +115,7 @@ def personal_models(
     Fine-tuning is for every client that has rows, sampled before or not. Without it, a client that was never merged
     uses the global model, and so does a client without rows.
     """
-    final = algorithm.finetune(server, client, task, data, round)
+    final = finetune(algorithm, task, server, client, data, round)
     personal = algorithm.personal_model(server, final).expand(len(data), -1)
     shared = extend_model(algorithm.global_model(server), personal.shape[1])
     uses_global = data.train.size == 0

@@ -2,14 +2,13 @@
 
 Every client has its own copy of the coefficients that `personal` names, which is never sent. An algorithm sees, instead
 of the server's tensors [d], a tensor [C, d] with each client's own numbers there; what its server would make of the
-client's single message is the client's next copy. So FedAvg with a personal head is FedPer, and of Ditto, FedProx and
+client's single message is the client's next copy. So FedPer is FedAvg with a personal head, and of Ditto, FedProx and
 APFL the named part of the global model is the client's own as well.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
@@ -18,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from mooring.algorithms.base import AnyAlgorithm
-from mooring.core.cohort import CohortData, Round, StateTree
+from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
-from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, personal_mask
 from mooring.core.types import NamedValues
+from mooring.engines.client_states import extend_state, split_state
 
-StateType = type[StateTree]  # a NamedTuple of tensors
-_TYPES: dict[tuple[StateType, tuple[str, ...]], StateType] = {}
 MOVES_BEYOND_THE_MEAN = ("feddyn",)  # algorithms whose server adds a state to the mean model
 OWN = "own_"  # begins the names of a client's copies of the server's tensors
 PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
@@ -59,9 +56,8 @@ def name_personal_parts(settings: NamedValues, model: object) -> NamedValues:
 def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> AnyAlgorithm:
     """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
     check_buffers(algorithm, task)
-    mask = personal_mask(task, () if _splits_itself(algorithm) else getattr(algorithm, "personal", ()))
-    own = personal_coefficients(algorithm, task.dim)
-    if not bool(mask.any()) or algorithm.pooled or (own is not None and bool(own[mask].all())):
+    mask = personal_mask(task, getattr(algorithm, "personal", ()))
+    if not bool(mask.any()) or algorithm.pooled:
         return algorithm
     if algorithm.group == "clustered":
         raise RequestError(f"{algorithm.name}: clusters have no personal parts; set buffers = 'average' or 'frozen'.")
@@ -84,30 +80,9 @@ def check_buffers(algorithm: AnyAlgorithm, task: Task) -> None:
         )
 
 
-def _splits_itself(algorithm: AnyAlgorithm) -> bool:
-    """Return whether the algorithm has no such field, or defines its own with another meaning, as FedPer does."""
-    kinds = [kind for kind in type(algorithm).__mro__ if "personal" in vars(kind).get("__annotations__", {})]
-    return kinds != [LocalWork]
-
-
-def _state_type(kind: StateType, own: tuple[str, ...]) -> StateType:
-    """A NamedTuple with the fields of an algorithm's client state and a client's own copies."""
-    if (kind, own) not in _TYPES:
-        _TYPES[kind, own] = namedtuple(kind.__name__, (*kind._fields, *(OWN + name for name in own)))
-    return _TYPES[kind, own]
-
-
-def personal_coefficients(algorithm: AnyAlgorithm, dim: int) -> Tensor | None:
+def personal_coefficients(algorithm: AnyAlgorithm) -> Tensor | None:
     """[d] bool: the coefficients that clients keep; None if there are none."""
-    if isinstance(algorithm, PersonalParts):
-        return algorithm.mask
-    ranges = getattr(algorithm, "personal", ()) if _splits_itself(algorithm) else ()
-    if isinstance(ranges, str) or not ranges:
-        return None
-    mask = torch.zeros(dim, dtype=torch.bool)
-    for start, end in ranges:
-        mask[start:end] = True
-    return mask
+    return algorithm.mask if isinstance(algorithm, PersonalParts) else None
 
 
 def drop_personal_entries(
@@ -158,20 +133,24 @@ class PersonalParts:
 
     def init(self, task: Task, w0: Tensor) -> tuple[StateTree, StateTree]:
         server, client = self._algorithm.init(task, w0)
-        names = tuple(name for name in server._fields if self._is_split(name, server))
-        return server, _state_type(type(client), names)(*client, *(getattr(server, n)[self._personal] for n in names))
+        names = (name for name in server._fields if self._is_split(name, server))
+        return server, extend_state(client, **{OWN + name: getattr(server, name)[self._personal] for name in names})
 
-    def client_update(
-        self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round
-    ) -> tuple[StateTree, StateTree]:
-        own = self._own_copies(client)
-        visible = self._visible_server(server, own, len(data))
-        state, message = self._algorithm.client_update(visible, client, task, data, round)
+    def client_update(self, server: StateTree, client: StateTree, *local) -> tuple[StateTree, StateTree]:
+        client, own = split_state(client)
+        visible = self._visible_server(server, own)
+        state, message = self._algorithm.client_update(visible, client, *local)
         if message is not None:
-            after = self._alone.server_update(visible, message, round._replace(clients=1, cohort=1, weight=1.0))
-            personal = {name: getattr(after, name) for name in own}
+            after = self._alone.server_update(
+                visible,
+                message,
+                local[-1].round._replace(clients=1, cohort=1, weight=1.0)
+                if len(local) == 1
+                else local[-1]._replace(clients=1, cohort=1, weight=1.0),
+            )
+            personal = {name: getattr(after, name[len(OWN) :]) for name in own}
             own |= {name: part[:, self._personal] for name, part in personal.items() if part is not None}
-        return self._with_own(state, own), self._map(message, lambda part: part[..., self._shared])
+        return extend_state(state, **own), self._map(message, lambda part: part[..., self._shared])
 
     def server_update(self, server: StateTree, mean: StateTree, round: Round) -> StateTree:
         def widen(part: Tensor) -> Tensor:
@@ -187,36 +166,25 @@ class PersonalParts:
                 personal[name][self._personal] = getattr(server, name)[self._personal]
         return after._replace(**personal)
 
-    def finetune(self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
-        own = self._own_copies(client)
-        state = self._algorithm.finetune(self._visible_server(server, own, len(data)), client, task, data, round)
-        return self._with_own(state, own)
+    def finetune(self, server: StateTree, client: StateTree, *local) -> StateTree:
+        client, own = split_state(client)
+        return extend_state(self._algorithm.finetune(self._visible_server(server, own), client, *local), **own)
 
     def personal_model(self, server: StateTree, client: StateTree) -> Tensor:
-        own = self._own_copies(client)
-        return self._algorithm.personal_model(self._visible_server(server, own, len(client[-1])), client)
+        client, own = split_state(client)
+        return self._algorithm.personal_model(self._visible_server(server, own), client)
 
     def _is_split(self, name: str, server: StateTree) -> bool:
         part = getattr(server, name)
         return isinstance(part, Tensor) and part.shape == (self._dim,) and name not in self._algorithm.server_only
 
-    def _own_copies(self, client: StateTree) -> dict[str, Tensor]:
-        """A client's own copies of parts of the server's state, by name."""
-        return {name[len(OWN) :]: part for name, part in zip(client._fields, client) if name.startswith(OWN)}
-
-    def _with_own(self, state: StateTree, own: dict[str, Tensor]) -> StateTree:
-        """An algorithm's client state with the client's own copies."""
-        if any(name.startswith(OWN) for name in state._fields):  # the algorithm returned what it was given
-            return state._replace(**{OWN + name: part for name, part in own.items()})
-        return _state_type(type(state), tuple(own))(*state, *own.values())
-
-    def _visible_server(self, server: StateTree, own: dict[str, Tensor], clients: int) -> StateTree:
+    def _visible_server(self, server: StateTree, own: Mapping[str, Tensor]) -> StateTree:
         """The server's state with [C, d] in place of [d]: each client's own numbers at its personal coefficients."""
         visible = {}
         for name, part in own.items():
-            full = getattr(server, name).expand(clients, -1).clone()
+            full = getattr(server, name[len(OWN) :]).expand(len(part), -1).clone()
             full[:, self._personal] = part
-            visible[name] = full
+            visible[name[len(OWN) :]] = full
         return server._replace(**visible)
 
     def _map(self, message: StateTree, change: Callable[[Tensor], Tensor], size: int | None = None) -> StateTree:

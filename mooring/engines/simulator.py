@@ -62,7 +62,10 @@ class Simulator:
 
     def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         self.algorithm, self.deployed_task = algorithm, algorithm.deployed_task(self.task)
-        self.states, self.best = ClientStates(algorithm.init(self.task, w0)[1], len(self.clients)), None
+        self.states, self.best = (
+            ClientStates(local_update.first_states(algorithm, self.task, w0)[1], len(self.clients)),
+            None,
+        )
 
     def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Run the local updates; `deadline` does not apply."""
@@ -135,7 +138,8 @@ class Simulator:
 
     def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.finetunes:
-            first = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            state = local_update.own_state(self.algorithm, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            first = self.algorithm.personal_model(server, state)
             shared = self.algorithm.global_model(server)
             if first is shared:  # equal for all clients: a view, not a copy per client
                 return shared.expand(len(self.clients), -1)

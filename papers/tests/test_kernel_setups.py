@@ -8,6 +8,7 @@ import pytest
 
 from mooring.algorithms.base import build
 from mooring.core.cohort import weighted_mean
+from mooring.engines import local_update
 from mooring.tasks.linear import Linear
 from mooring_papers.generators import Chebyshev, stationarity_setup
 from mooring_papers.generators.chebyshev import squared_distance
@@ -30,7 +31,9 @@ class Section71:
         ready, exchange, server = settled_simulator(
             build(name, {"rounds_exact": "limit"} | fields), self.task, self.clients
         )
-        mean = weighted_mean(ready.client_update(server, None, self.task, exchange.data, None)[1], exchange.data.p)
+        mean = weighted_mean(
+            local_update.client_update(ready, self.task, server, None, exchange.data, None)[1], exchange.data.p
+        )
         return lambda rounds="limit": replace(ready, rounds_exact=rounds).server_update(server, mean, None).w
 
     def error(self, w):

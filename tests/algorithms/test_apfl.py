@@ -10,6 +10,7 @@ from mooring.algorithms.hyperparameters import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
+from mooring.engines import local_update
 from mooring.engines.participation import sample_cohort
 from mooring.engines.simulate import simulate as library_simulate
 from mooring.engines.training_state import TrainingPlan
@@ -46,7 +47,7 @@ def test_step_of_v_carries_the_chain_rule():
     algorithm, exchange, server = settled_simulator(build("apfl", fields), task, clients)
     v, w, _ = drawn_models(task)
     client, server = exchange.states.take(torch.arange(5))._replace(v=v), server._replace(w=w[0])
-    after, _ = algorithm.client_update(server, client, task, exchange.data, FIRST)
+    after, _ = local_update.client_update(algorithm, task, server, client, exchange.data, FIRST)
     rows = exchange.data.train.full(task)
     for j, unit in enumerate(torch.eye(task.dim, dtype=torch.float64)):
         up, down = (task.loss(mix_models(client.alpha, v + h * unit, w[0]), rows) for h in (STEP, -STEP))
@@ -61,7 +62,7 @@ def test_once_a_round_alpha_takes_one_clipped_step_at_the_models_before_it(part,
     algorithm, exchange, server = settled_simulator(build("apfl", fields), task, clients)
     v, w, _ = drawn_models(task)
     client, server = exchange.states.take(torch.arange(5))._replace(v=v), server._replace(w=w[0])
-    after, _ = algorithm.client_update(server, client, task, exchange.data, FIRST)
+    after, _ = local_update.client_update(algorithm, task, server, client, exchange.data, FIRST)
     rows = getattr(exchange.data, part).full(task)
     slope = alpha_gradient(v, w[0], task.grad(mix_models(client.alpha, v, w[0]), rows))
     torch.testing.assert_close(after.alpha, (client.alpha - eta * slope).clamp(0, 1))
@@ -198,8 +199,12 @@ def test_every_client_may_have_its_own_mixture():
         _, alike, _ = simulate(build("apfl", {**fields, "alpha": alpha}), task, clients)
         torch.testing.assert_close(models[i], alike[i], rtol=1e-13, atol=1e-13)
     assert torch.equal(models[0], server.w)
-    first = exchange.states.__class__(exchange.algorithm.init(task, task.start())[1], 5).take(torch.tensor([3, 1]))
-    waiting = exchange.algorithm.finetune(server, first, task, exchange.data.select(torch.tensor([3, 1])), FIRST)
+    first = exchange.states.__class__(local_update.first_states(exchange.algorithm, task, task.start())[1], 5).take(
+        torch.tensor([3, 1])
+    )
+    waiting = local_update.finetune(
+        exchange.algorithm, task, server, first, exchange.data.select(torch.tensor([3, 1])), FIRST
+    )
     assert waiting.alpha.tolist() == [0.75, 0.25]
 
 
@@ -233,8 +238,8 @@ def test_the_schedule_of_theorem_3():
     expected = apfl_schedule.nonconvex_step_size(smooth, 25 * 4, 4)
     assert eta.tolist() == pytest.approx([expected] * 5, rel=1e-12) and count.tolist() == [4] * 5
     with pytest.raises(RequestError, match="needs steps <= rounds, got 4 and 3"):
-        algorithm.client_update(
-            server, exchange.states.take(torch.arange(5)), task, exchange.data, turn._replace(rounds=3)
+        local_update.client_update(
+            algorithm, task, server, exchange.states.take(torch.arange(5)), exchange.data, turn._replace(rounds=3)
         )
     with pytest.raises(RequestError, match="is for full gradients; set batch = 0, got 4"):
         settled_simulator(build("apfl", {"eta": "nonconvex", "batch": 4}), task, clients)

@@ -10,6 +10,7 @@ import torch
 from mooring.algorithms.base import GROUPS, Algorithm, algorithm_names, build, describe, names_by_group
 from mooring.core.cohort import CohortData, Round, StateTree, select, weighted_mean
 from mooring.core.task import Task
+from mooring.engines import local_update
 from tests.algorithms.cases import CASES
 from tests.support.accuracy import EPS, assert_equal_up_to_rounding, condition
 from tests.support.problems import PROBLEMS, settled_simulator, simulate
@@ -48,7 +49,7 @@ def update_all(row):
     data, client = exchange.data.select(everyone), exchange.states.take(everyone)
     inputs = [leaf.clone() for leaf in leaves((server, client, data.train.x, data.train.y))]
     turn = Round(1, 3, len(clients), len(clients), 1.0, 0)
-    after, message = algorithm.client_update(server, client, task, data, turn)
+    after, message = local_update.client_update(algorithm, task, server, client, data, turn)
     return Update(algorithm, task, server, client, data, turn, after, message, inputs)
 
 
@@ -85,7 +86,7 @@ def test_keeps_shapes_and_dtypes(row):
     merged = algorithm.server_update(server, weighted_mean(message, data.p), turn)
     for old, new in zip(leaves(server), leaves(merged)):
         assert new.shape == old.shape and new.dtype == old.dtype
-    final = algorithm.finetune(merged, after, task, data, turn)
+    final = local_update.finetune(algorithm, task, merged, after, data, turn)
     assert algorithm.personal_model(merged, final).shape[-1] == algorithm.deployed_task(task).dim
     assert algorithm.personal_model(merged, final).dtype == task.dtype
 
@@ -93,7 +94,7 @@ def test_keeps_shapes_and_dtypes(row):
 @pytest.mark.parametrize("row", range(len(ROWS)), ids=IDS)
 def test_does_not_change_its_inputs(row):
     algorithm, task, server, client, data, turn, *_, inputs = update_all(row)
-    algorithm.finetune(server, client, task, data, turn)
+    local_update.finetune(algorithm, task, server, client, data, turn)
     for old, new in zip(inputs, leaves((server, client, data.train.x, data.train.y)), strict=True):
         assert torch.equal(old, new)
 
@@ -112,7 +113,7 @@ def test_a_cohort_equals_cohorts_of_one(row):
     magnified = EPS**-0.25 if name == "per_fedavg" else 1.0
     for i in (0, 2, 4):
         place = torch.tensor([i])
-        alone = algorithm.client_update(server, select(client, place), task, data.select(place), turn)
+        alone = local_update.client_update(algorithm, task, server, select(client, place), data.select(place), turn)
         for in_cohort, by_itself in zip(leaves(results), leaves(alone), strict=True):
             assert_equal_up_to_rounding(in_cohort[i], by_itself[0], condition_of(problem), magnified)
 

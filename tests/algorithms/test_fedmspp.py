@@ -9,6 +9,7 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.cohort import Batch, Round, weighted_mean
 from mooring.core.minibatches import minibatches
+from mooring.engines import local_update
 from mooring.estimates.client_statistics import collect_statistics
 from mooring.tasks.linear_losses import Absolute, Sigmoid
 from mooring.theory.fedmspp_rate import weakly_convex_bound
@@ -37,7 +38,7 @@ def test_every_round_draws_fresh_records(replacement):
     ready, exchange, server = settled_simulator(build("fedmspp", fields), task, clients)
     spy = Spy(task)
     for t in (1, 2, 1):
-        ready.client_update(server, None, spy, exchange.data, Round(t, 2, 5, 5, 1.0, 0))
+        local_update.client_update(ready, spy, server, None, exchange.data, Round(t, 2, 5, 5, 1.0, 0))
     first, second, again = spy.seen
     assert first.x.shape == (5, 4, 3) and bool((first.weight == 0.25).all())
     assert torch.equal(first.x, again.x) and not torch.equal(first.x, second.x)
@@ -74,7 +75,7 @@ def test_theory_certifies_minibatch_solves_of_a_non_convex_loss():
     terms = (lipschitz, smooth * lipschitz * step / 12, lipschitz / 8 * (1 - step * smooth) ** 0.5)
     assert now.tol == pytest.approx(min(terms))
     w = torch.full((5, 4), 0.5, dtype=torch.float64)
-    change = ready.client_update(server._replace(w=w[0]), None, task, exchange.data, turn)[1]
+    change = local_update.client_update(ready, task, server._replace(w=w[0]), None, exchange.data, turn)[1]
     batch = next(minibatches(task, exchange.data, turn, batch=4, steps=1, slot=0)).batch
     certificate = (task.grad(w + change, batch) + now.lam * change).norm(dim=1)
     assert bool((certificate <= now.tol).all()) and float(change.norm()) > 0

@@ -9,6 +9,7 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.costs import CostMeter, count_costs
 from mooring.data.clients import from_arrays
+from mooring.engines import local_update
 from mooring.tasks.network import NetworkTask
 from mooring.tasks.two_heads import add_personal_head
 from tests.support.problems import settled_simulator
@@ -81,7 +82,7 @@ def test_local_updates_equal_a_torch_loop(make, balanced):
     h[:, -size:] = torch.randn(M, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     state = exchange.states.take(torch.arange(M))._replace(v=h)
     assert (add_personal_head(task, federation.train) is None) == (make is scaled)
-    after, change = algorithm.client_update(server, state, task, exchange.data, Round(2, 3, M, M, 1.0, 0))
+    after, change = local_update.client_update(algorithm, task, server, state, exchange.data, Round(2, 3, M, M, 1.0, 0))
     for i in range(M):
         x, y = federation.train.of(i)
         expected, personal = plain_update(make, server.w, h[i], x, y.long(), balanced)
@@ -96,7 +97,7 @@ def test_dropout_is_the_same_for_both_heads():
     fields = {"eta": ETA, "steps": 1, "batch": 0, "balanced": False}
     algorithm, exchange, server = settled_simulator(build("fedrod", fields), task, federation)
     state = exchange.states.take(torch.arange(M))
-    after, change = algorithm.client_update(server, state, task, exchange.data, Round(1, 3, M, M, 1.0, 0))
+    after, change = local_update.client_update(algorithm, task, server, state, exchange.data, Round(1, 3, M, M, 1.0, 0))
     size = 5 * CLASSES + CLASSES
     torch.testing.assert_close(after.v[:, -size:], change[:, -size:], rtol=1e-9, atol=1e-12)
 
@@ -107,8 +108,8 @@ def test_the_work_of_one_pass_is_counted_once():
     algorithm, exchange, server = settled_simulator(
         build("fedrod", {"eta": ETA, "steps": STEPS, "batch": 0}), NetworkTask(convolution), federation
     )
-    algorithm.client_update(
-        server, exchange.states.take(torch.arange(M)), task, exchange.data, Round(1, 1, M, M, 1.0, 0)
+    local_update.client_update(
+        algorithm, task, server, exchange.states.take(torch.arange(M)), exchange.data, Round(1, 1, M, M, 1.0, 0)
     )
     assert meter.gradients == meter.samples == STEPS * len(federation.train.y)
 
@@ -127,6 +128,8 @@ def test_a_loss_of_ones_own_is_taken_of_both_heads(make, reduction):
         fresh = NetworkTask(make, loss) if task.has_own_loss else task  # its first rows are those of this update
         assert add_personal_head(fresh, federation.train) is not None
         state = exchange.states.take(torch.arange(M))
-        changes.append(algorithm.client_update(server, state, fresh, exchange.data, Round(1, 1, M, M, 1.0, 0)))
+        changes.append(
+            local_update.client_update(algorithm, fresh, server, state, exchange.data, Round(1, 1, M, M, 1.0, 0))
+        )
     torch.testing.assert_close(changes[0][1], changes[1][1], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(changes[0][0].v, changes[1][0].v, rtol=1e-9, atol=1e-12)

@@ -5,6 +5,7 @@ import torch
 
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
+from mooring.engines import local_update
 from tests.support.problems import PROBLEMS, simulate
 
 
@@ -14,8 +15,8 @@ def test_tuning_is_the_clients_copy_in_the_next_round(fields):
     task, clients = PROBLEMS["logistic"]()
     algorithm = build("fedavg_finetune", {"eta": 0.1, "steps": 3, "tune_steps": 3, **fields})
     server, models, exchange = simulate(algorithm, task, clients, rounds=2)
-    _, change = algorithm.client_update(
-        server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(3, 3, 5, 5, 1.0, 0)
+    _, change = local_update.client_update(
+        algorithm, task, server, exchange.states.take(torch.arange(5)), exchange.data, Round(3, 3, 5, 5, 1.0, 0)
     )
     torch.testing.assert_close(models, server.w + change, rtol=1e-13, atol=1e-13)
 
@@ -27,8 +28,8 @@ def test_the_own_copy_is_that_of_the_last_stay():
     before, _, _ = simulate(build("fedavg", fields), task, clients, rounds=2)
     algorithm = build("fedavg_finetune", {**fields, "output": "own"})
     _, models, exchange = simulate(algorithm, task, clients, rounds=3)
-    _, change = algorithm.client_update(
-        before, exchange.states.take(torch.arange(5)), task, exchange.data, Round(3, 3, 5, 5, 1.0, 0)
+    _, change = local_update.client_update(
+        algorithm, task, before, exchange.states.take(torch.arange(5)), exchange.data, Round(3, 3, 5, 5, 1.0, 0)
     )
     torch.testing.assert_close(models, before.w + change, rtol=1e-13, atol=1e-13)
 

@@ -15,6 +15,7 @@ from mooring.algorithms.hyperparameters import (
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
+from mooring.engines.local_update import first_states
 from mooring.estimates.client_statistics import RIDGE_GRID, collect_statistics
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -109,7 +110,9 @@ def test_the_counter_is_kept_only_where_it_is_asked_for():
     task = Linear(3)
     for eta_schedule, shape in (("epochs", (1,)), ("inverse", (0,))):
         for name in ("fedavg", "local", "ditto", "scaffold", "apfl", "pfedme", "per_fedavg", "fedprox_two_stage"):
-            assert build(name, {"eta_schedule": eta_schedule}).init(task, task.start())[1].memory.shape == shape
+            assert (
+                first_states(build(name, {"eta_schedule": eta_schedule}), task, task.start())[1].memory.shape == shape
+            )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import nn
 import mooring
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
+from mooring.engines import local_update
 from mooring.tasks.memory import represent
 from mooring.tasks.network import NetworkTask
 from tests.support.problems import logistic_clients, settled_simulator
@@ -45,7 +46,7 @@ def test_local_updates_equal_a_torch_loop():
     last = torch.stack([task.start(seed) for seed in range(1, len(clients) + 1)])
     client = exchange.states.take(torch.arange(len(clients)))._replace(v=last)
     turn = Round(2, 3, len(clients), len(clients), 1.0, 0)
-    after, change = algorithm.client_update(server, client, task, exchange.data, turn)
+    after, change = local_update.client_update(algorithm, task, server, client, exchange.data, turn)
     for i in range(len(clients)):
         x, y = clients.train.of(i)
         right = plain_update(server.w, last[i], x, y.long())

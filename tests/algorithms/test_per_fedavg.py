@@ -5,6 +5,7 @@ import torch
 from mooring.algorithms.base import build
 from mooring.algorithms.per_fedavg import hessian_product
 from mooring.core.cohort import Round
+from mooring.engines import local_update
 from tests.support.problems import PROBLEMS, settled_simulator
 
 
@@ -25,8 +26,8 @@ def test_a_step_descends_the_loss_after_adaptation():
     fields = {"inner_eta": a, "eta": eta, "steps": 1}
     algorithm, exchange, server = settled_simulator(build("per_fedavg", fields), task, clients)
     server = server._replace(w=torch.tensor([0.5, -1.0, 0.3, 0.2], dtype=torch.float64))
-    _, change = algorithm.client_update(
-        server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(1, 1, 5, 5, 1.0, 0)
+    _, change = local_update.client_update(
+        algorithm, task, server, exchange.states.take(torch.arange(5)), exchange.data, Round(1, 1, 5, 5, 1.0, 0)
     )
     rows = exchange.data.train.full(task)
 
@@ -51,8 +52,8 @@ def test_three_separate_batches():
             seen.append(batch.x)
 
     algorithm, exchange, server = settled_simulator(build("per_fedavg", {"batch": 3, "steps": 2}), task, clients)
-    algorithm.client_update(
-        server, exchange.states.take(torch.arange(5)), Watched(), exchange.data, Round(1, 1, 5, 5, 1.0, 0)
+    local_update.client_update(
+        algorithm, Watched(), server, exchange.states.take(torch.arange(5)), exchange.data, Round(1, 1, 5, 5, 1.0, 0)
     )
     assert len(seen) == 6
     for step in (seen[:3], seen[3:]):
@@ -65,8 +66,8 @@ def test_the_first_order_variant_drops_the_hessian():
     fields = {"inner_eta": 0.8, "eta": 0.3, "steps": 1}
     _, exchange, server = settled_simulator(build("per_fedavg", fields), task, clients)
     first = build("per_fedavg", {**fields, "batch": 0, "variant": "first-order"})
-    _, change = first.client_update(
-        server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(1, 1, 5, 5, 1.0, 0)
+    _, change = local_update.client_update(
+        first, task, server, exchange.states.take(torch.arange(5)), exchange.data, Round(1, 1, 5, 5, 1.0, 0)
     )
     rows, w = exchange.data.train.full(task), server.w.expand(5, -1)
     torch.testing.assert_close(change, -0.3 * task.grad(w - 0.8 * task.grad(w, rows), rows))

@@ -6,6 +6,7 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.engines import local_update
 from mooring.tasks.network import NetworkTask
 from tests.support.problems import PROBLEMS, settled_simulator, simulate
 
@@ -20,7 +21,9 @@ def test_exact_inner_solves_are_proximal_points(problem, steps):
     algorithm, exchange, server = settled_simulator(build("pfedme", fields), task, clients)
     everyone = torch.arange(5)
     turn = Round(1, 1, 5, 5, 1.0, 0)
-    client, change = algorithm.client_update(server, exchange.states.take(everyone), task, exchange.data, turn)
+    client, change = local_update.client_update(
+        algorithm, task, server, exchange.states.take(everyone), exchange.data, turn
+    )
     center = (server.w + change - eta * lam * client.v) / (1 - eta * lam)
     slope = task.grad(client.v, exchange.data.train.full(task)) + lam * (client.v - center)
     assert float(slope.norm(dim=1).max()) < 1e-8

@@ -8,6 +8,7 @@ from mooring.algorithms.base import build
 from mooring.algorithms.fedprox_two_stage import MAX_FINAL_STEPS
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
+from mooring.engines import local_update
 from mooring.estimates.client_statistics import collect_statistics
 from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.tasks.linear import Linear
@@ -34,10 +35,10 @@ def test_the_last_stage_comes_a_thousand_times_nearer(schedule):
     exact = task.prox(w.expand(4, -1), 1e-3, clients.train.full(task))
     begin = exact + torch.tensor([1.0, -1.0, 0.5, 0.2], dtype=torch.float64)
     client = exchange.states.take(torch.arange(4))._replace(v=begin)
-    end = ready.finetune(server._replace(w=w), client, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
+    end = local_update.finetune(ready, task, server._replace(w=w), client, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
     assert float(((end - exact).norm(dim=1) / (begin - exact).norm(dim=1)).max()) <= 1e-3
     still = client._replace(v=exact)
-    end = ready.finetune(server._replace(w=w), still, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
+    end = local_update.finetune(ready, task, server._replace(w=w), still, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
     torch.testing.assert_close(end, exact, rtol=1e-9, atol=1e-9)
 
 

@@ -10,6 +10,7 @@ from mooring.algorithms.hyperparameters import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.core.optimizers import Optimizer
+from mooring.engines import local_update
 from mooring.tasks.linear import Linear
 from tests.support.problems import linear_clients
 
@@ -77,11 +78,11 @@ def test_two_rounds_of_fedavg_are_plain_loops(name, kept):
     data = clients.cohort()
     fields = {"eta": ETA, "steps": 5, "batch": 0, "optimizer_state": kept, **settings}
     algorithm = build("fedavg", fields)
-    server, first = algorithm.init(task, task.start())
+    server, first = local_update.first_states(algorithm, task, task.start())
     states = type(first)(*(part.expand(len(data), *part.shape) for part in first))
     own = [None] * len(data)
     for t in (1, 2):
-        states, change = algorithm.client_update(server, states, task, data, Round(t, 2, 5, 5, 1.0, 0))
+        states, change = local_update.client_update(algorithm, task, server, states, data, Round(t, 2, 5, 5, 1.0, 0))
         for c in range(len(data)):
             x, y = data.train.of(c)
             places = [torch.arange(len(y))] * 5

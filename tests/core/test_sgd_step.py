@@ -14,6 +14,7 @@ from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
 from mooring.core.costs import CostMeter, MeteredTask
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
+from mooring.engines import local_update
 from mooring.tasks.compiled_steps import compile_steps
 from mooring.tasks.fused import per_client, perceptron_numba
 from mooring.tasks.linear import Linear
@@ -307,11 +308,11 @@ MIXTURES = {
 def visited(algorithm, task, data, turns=3):
     """The server's and the clients' state after some stays, and what they cost."""
     meter = CostMeter()
-    server, first = algorithm.init(task, task.start(0).double() + 0.1)
+    server, first = local_update.first_states(algorithm, task, task.start(0).double() + 0.1)
     client = type(first)(*(part.expand(len(data), *part.shape).clone() for part in first))
     for t in range(1, turns + 1):
         turn = TURN._replace(t=t)
-        client, message = algorithm.client_update(server, client, MeteredTask(task, meter), data, turn)
+        client, message = local_update.client_update(algorithm, MeteredTask(task, meter), server, client, data, turn)
         server = algorithm.server_update(server, message._replace(change=message.change.mean(0)), turn)
     return server, client, (meter.samples, meter.gradients)
 

@@ -19,6 +19,7 @@ from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.items import DatasetItems, TensorItems
 from mooring.core.minibatches import count_local_steps, draw_rows, forward_keys, minibatches
+from mooring.engines import local_update
 from mooring.tasks.network import NetworkTask
 from tests.tasks.test_network_training import NETWORKS, SmallResNet
 
@@ -296,9 +297,9 @@ def beside_a_plain_loop(make, inputs, y, loss, torch_loss, optimizer="sgd", item
     task = NetworkTask(make, loss, items=items, sample=x[:2])
     data, turn = cohort(x, y), Round(1, 2, 2, 2, 1.0, 0)
     algorithm = build("fedavg", {"eta": ETA, "epochs": 2, "batch": BATCH, **settings})
-    server, first = algorithm.init(task, task.start(1))
+    server, first = local_update.first_states(algorithm, task, task.start(1))
     states = type(first)(*(part.expand(2, *part.shape) for part in first))
-    _, change = algorithm.client_update(server, states, task, data, turn)
+    _, change = local_update.client_update(algorithm, task, server, states, data, turn)
     counts = count_local_steps(data.train.size, BATCH, None, 2)
     draws = list(draw_rows(data, turn, batch=BATCH, counts=counts))
     for c in range(2):

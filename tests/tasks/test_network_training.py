@@ -13,6 +13,7 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.core.minibatches import count_local_steps, draw_rows, forward_keys
 from mooring.data.clients import from_arrays
+from mooring.engines import local_update
 from mooring.tasks.network import NetworkTask
 
 BATCH, EPOCHS, ETA = 5, 2, 0.05
@@ -112,9 +113,9 @@ def compare(make_net, optimizer, loss="cross_entropy", torch_loss=functional.cro
     name = "fedprox" if lam else "fedavg"
     extra = {"lam": lam, "inner": "sgd"} if lam else {}
     algorithm = build(name, {"eta": ETA, "epochs": EPOCHS, "batch": BATCH, **settings, **extra})
-    server, first = algorithm.init(task, task.start(3))
+    server, first = local_update.first_states(algorithm, task, task.start(3))
     states = type(first)(*(part.expand(2, *part.shape) for part in first))
-    _, change = algorithm.client_update(server, states, task, data, turn)
+    _, change = local_update.client_update(algorithm, task, server, states, data, turn)
     counts = count_local_steps(clients.train.size, BATCH, None, EPOCHS)
     draws = list(draw_rows(data, turn, batch=BATCH, counts=counts))
     for c in range(2):

@@ -36,6 +36,7 @@ from mooring.data.loading import load
 from mooring.data.tables import count_phrase, quote_list
 from mooring.engines.adaptation import adapt_models
 from mooring.engines.local_update import extend_model
+from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.predict import choose_method, read_schema
 from mooring.engines.prepare import read_trained_task
 from mooring.engines.simulate import simulate
@@ -112,6 +113,7 @@ def personalize(
             f"{count_phrase(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}."
         )
     algorithm = build(asked.name, asked.fields | (asked.resolved or {}), directory.path)
+    algorithm = keep_personal_parts(algorithm, trained_task)
     task = algorithm.deployed_task(trained_task)
     centre = models.common if models.centre is None else models.centre
     server = algorithm.init(trained_task, centre[: trained_task.dim])[0]

@@ -258,7 +258,7 @@ class ClientNode:
 
     def server_state(self, history: StateHistory, payload: Payload) -> StateTree:
         """Return the server's state of a message."""
-        tensors, mask = payload.tensors, personal_coefficients(history.algorithm, self.task.dim)
+        tensors, mask = payload.tensors, personal_coefficients(history.algorithm)
         if mask is not None:
             tensors = restore_personal_entries(tensors, flatten("server", history.server), mask)
         return unflatten(history.server, "server", tensors)

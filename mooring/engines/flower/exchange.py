@@ -290,7 +290,7 @@ class FlowerExchange:
 
     def _server_tensors(self, server: StateTree) -> dict[str, Tensor]:
         """Return the server's state as it is sent: without the entries that are personal to clients."""
-        tensors, mask = flatten("server", server), personal_coefficients(self.algorithm, self.task.dim)
+        tensors, mask = flatten("server", server), personal_coefficients(self.algorithm)
         return tensors if mask is None else drop_personal_entries(tensors, self.first, mask)
 
     def _label(self) -> JsonObject:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mooring.algorithms.dichotomous import Dichotomous
 from mooring.core.cohort import Round
+from mooring.core.local_training import LocalTraining
 from mooring.core.task import HasSolve, require
 from mooring.data.clients import Clients
 from mooring_papers.alternative._problem import Problem, problem
@@ -61,9 +62,10 @@ def personal_models(rule: Dichotomous, federation: Problem, seed: int) -> Tensor
     """Return [m, d]: the model that the rule chooses for every client."""
     m = len(federation.clients)
     server, client = rule.init(federation.task, federation.task.start())
-    return rule.client_update(
-        server, client, federation.task, federation.clients.cohort(), Round(1, 1, m, m, 1.0, seed)
-    )[0].v
+    turn = Round(1, 1, m, m, 1.0, seed)
+    return rule.client_update(server, client, LocalTraining(rule, federation.task, federation.clients.cohort(), turn))[
+        0
+    ].v
 
 
 def near_envelope(rule: str, factor: float):

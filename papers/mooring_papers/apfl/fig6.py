@@ -9,6 +9,7 @@ import torch
 from mooring.algorithms.apfl import APFL, Mixture, mix_models
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
+from mooring.core.local_training import LocalTraining
 from mooring.core.types import JsonObject
 from mooring.data.clients import Clients
 from mooring.engines.simulate import simulate
@@ -68,7 +69,7 @@ def joining(
     for epoch in range(EPOCHS):
         turn = Round(rounds + 1 + epoch, rounds + EPOCHS, count, count, 1.0, seed)
         memory = torch.full((count, 1), float(epoch), dtype=w.dtype)  # the rounds of a client so far
-        steps = method.local_steps(model, TASK, new.cohort(), turn, memory, moves_w=moves_w)
+        steps = method.local_steps(model, LocalTraining(method, TASK, new.cohort(), turn, memory), moves_w=moves_w)
         model = deque(steps, maxlen=1).pop()
         yield model
 
