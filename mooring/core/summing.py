@@ -22,6 +22,8 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mooring.core.errors import RequestError
 
@@ -64,6 +66,12 @@ def to_values(total: np.ndarray, step: Step) -> np.ndarray:
     return total.astype(np.uint64).view(np.int64).astype(np.float64) * step.quantum
 
 
+def add(step: Step, values: Tensor) -> Generator[Sum, np.ndarray, Tensor]:
+    """Yield a cohort's part [C, k] and return the total [k] over all clients."""
+    total = yield Sum(step, values.numpy())
+    return torch.from_numpy(total)
+
+
 def run_together(programs: Sequence[Program[T]], record: list[tuple[str, int]] | None = None) -> list[T]:
     """Run the programs of all clients in one process; `record` gets the name and the size of every step."""
     results: list[T | None] = [None] * len(programs)
@@ -89,6 +97,16 @@ def run_together(programs: Sequence[Program[T]], record: list[tuple[str, int]] |
                 results[i], parts[i], ended = end.value, None, ended + 1
         if ended == len(programs):
             return results  # type: ignore[return-value]
+
+
+def run_alone(program: Program[T]) -> T:
+    """Run a program whose cohort is all clients there are, without rounding."""
+    try:
+        part = next(program)
+        while True:
+            part = program.send(np.atleast_2d(np.asarray(part.values, dtype=np.float64)).sum(0))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 def nonlinear_budget(clients: int, coefficients: int) -> int:
