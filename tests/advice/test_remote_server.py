@@ -23,19 +23,19 @@ from mooring.core.errors import RequestError
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.folds import assign_folds, number_distinct_rows
 from mooring.data.table_sources import read_source
-from mooring.engines.flower.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
-from mooring.engines.flower.disclosure import SENT_FILE, Policy
-from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.messenger import Messenger
-from mooring.engines.flower.remote_rows import SHAPED, CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
+from mooring.remote.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
+from mooring.remote.disclosure import SENT_FILE, Policy
+from mooring.remote.messages import Payload
+from mooring.remote.messenger import Messenger
+from mooring.remote.remote_rows import SHAPED, CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
 from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
 from mooring.estimates.client_queries import summarize_rows
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from mooring.shapes.columns import ShapedColumns
-from tests.engines.flower_runs import Clock
-from tests.engines.local_grid import LocalGrid
+from tests.remote.federation_runs import Clock
+from mooring.remote.memory import MemoryTransport
 
 CLOSE = 1e-8  # of linear tasks; fits by Newton's method start elsewhere across machines: see NEWTON_CLOSE
 NEWTON_CLOSE = 1e-6
@@ -105,7 +105,7 @@ def assert_same_advice(apart, here, close=CLOSE):
     assert apart.headline == here.headline and apart.words == here.words
 
 
-class Tapped(LocalGrid):
+class Tapped(MemoryTransport):
     """Hears every reply."""
 
     def __init__(self, homes):
@@ -206,7 +206,7 @@ def test_a_boosted_score_is_made_inside_every_fold(tmp_path, monkeypatch):
     path = write_case("bent", tmp_path)
     path.write_text(path.read_text().replace('shape = "spline"', 'shape = "boosted"'))
     homes, said = homes_of(path, tmp_path / "state"), []
-    grid = LocalGrid(homes)
+    grid = MemoryTransport(homes)
     apart = advise_federation(read_federation_request(path), grid, tmp_path / "run", report=said.append)
     (bound,) = [int(re.search(r"up to (\d+) messages", text)[1]) for text in said if "boosted score" in text]
     assert 40 < len(grid.log) / len(homes) < bound + 40
@@ -278,7 +278,7 @@ def test_descriptions_of_columns_are_checked(tmp_path):
 def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
     """Where the server was killed in the middle, and clients were started anew."""
     path = write_case("parkinsons", tmp_path)
-    grid = LocalGrid(homes_of(path, tmp_path / "state"))
+    grid = MemoryTransport(homes_of(path, tmp_path / "state"))
 
     def killed(what, done, of):
         if (what, done) == ("asking the clients", 9):
@@ -288,7 +288,7 @@ def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
         advise_federation(read_federation_request(path), grid, tmp_path / "run", on_progress=killed)
     assert (tmp_path / "run" / "run.toml").exists() and not (tmp_path / "run" / "models.safetensors").exists()
     again = advise_federation(
-        read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
+        read_federation_request(path), MemoryTransport(homes_of(path, tmp_path / "state")), tmp_path / "run"
     )
     assert_same_advice(again, advise(path))
 
@@ -301,7 +301,7 @@ def test_clients_predict_later_rows_from_earlier_ones(tmp_path):
         frame.assign(y=i * frame["x"] + 0.1 * rng.normal(size=24)).to_csv(folder / f"site {i}.csv", index=False)
     path = run_file(tmp_path / "run.toml", folder, "y", 'time_column = "day"', 'theory = false\nshape = "linear"')
     homes = homes_of(path, tmp_path / "state")
-    apart, here = advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run"), advise(path)
+    apart, here = advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run"), advise(path)
     assert (here.clients["held_out_rows"] == 12).all()  # two folds of a quarter of the rows each
     assert_same_advice(apart, here)
 
@@ -325,7 +325,7 @@ def test_a_formula_makes_the_same_columns_as_in_one_process(random, tmp_path):
     data = formula if random else f'{formula}\nclient = "site"'
     path = run_file(tmp_path / "run.toml", folder, "y", data, "folds = 2\ntheory = false")
     homes = homes_of(path, tmp_path / "state")
-    apart, here = advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run"), advise(path)
+    apart, here = advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run"), advise(path)
     assert_same_advice(apart, here)
     one, other = (result.job.clients.schema for result in (here, apart))
     assert other.features == one.features and len(one.features) == 12
@@ -356,7 +356,7 @@ def test_counts_and_several_classes(kind, shape, tmp_path):
     options = LINEAR_IN_TWO_FOLDS.replace("linear", shape)
     path = run_file(tmp_path / "run.toml", folder, "y", f'target_type = "{kind}"', options)
     apart = advise_federation(
-        read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
+        read_federation_request(path), MemoryTransport(homes_of(path, tmp_path / "state")), tmp_path / "run"
     )
     # Scores of classes are known up to a constant: only the ridge bends the loss along it.
     assert_same_advice(apart, advise(path), close=NEWTON_CLOSE)
@@ -400,12 +400,12 @@ def test_what_cannot_be_advised_is_told_in_a_sentence(tmp_path):
     path.write_text(path.read_text() + "secure = true\n")
     with pytest.raises(RequestError, match="secure = true hides single messages"):
         advise_federation(
-            read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
+            read_federation_request(path), MemoryTransport(homes_of(path, tmp_path / "state")), tmp_path / "run"
         )
     path.write_text(path.read_text().replace("secure = true\n", "") + '[task]\nname = "hinge"\n')
     with pytest.raises(RequestError, match="advice across machines is for linear, logistic and Poisson tasks"):
         advise_federation(
-            read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
+            read_federation_request(path), MemoryTransport(homes_of(path, tmp_path / "state")), tmp_path / "run"
         )
 
 
@@ -437,7 +437,7 @@ def test_those_who_fail_in_the_middle_are_left_out_and_the_others_begin_again(tm
     failing(liar, 3, no_numbers)
     failing(refuser, 6, lambda told: Payload({"refused": "the disk is full"}))
     failing(silent, 9, lambda told: grid.deaf.add(105) or told)
-    grid = LocalGrid(homes)
+    grid = MemoryTransport(homes)
     grid.fate = lambda message, node, number: "lost" if node in grid.deaf else "fine"
     apart = advise_federation(read_federation_request(path), grid, tmp_path / "run", report=said.append)
     for home in (liar, refuser, silent):
@@ -460,7 +460,7 @@ def test_with_too_few_left_an_advice_ends_and_says_who_failed(tmp_path):
     homes = homes_of(path, tmp_path / "state")
     failing(homes[1], 1, no_numbers)
     with pytest.raises(RequestError, match=f"'{homes[1].name}' does not answer .* not finite"):
-        advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run")
+        advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run")
     asked = {"0": {"name": "rows", "part": ["usable"], "own": 0, "shared": {}}}
     refused = homes[0].answer("asked", Payload({"run": homes[0].digest, "calls": asked})).fields["refused"]
     assert "does not compute 'rows'" in refused

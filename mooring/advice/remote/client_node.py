@@ -7,7 +7,6 @@ advised    the end: it writes its recommendation and its model as a run director
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
@@ -37,12 +36,12 @@ from mooring.data.folds import (
     usable_rows,
 )
 from mooring.engines.fit_files import describe_task
-from mooring.engines.flower.client_node import ClientNode
-from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
-from mooring.engines.flower.disclosure import QUANTITY_OF_FUNCTION, count_functions
-from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.remote_rows import SHAPED, ColumnStore, Part, answer_calls
 from mooring.engines.prepare import Job, make_task
+from mooring.remote.client_node import ClientNode
+from mooring.remote.client_requests import DONE_FILE, RESULT_DIR
+from mooring.remote.disclosure import QUANTITY_OF_FUNCTION, count_functions
+from mooring.remote.messages import Payload
+from mooring.remote.remote_rows import SHAPED, ColumnStore, Part, answer_calls
 from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
 from mooring.runs.runfile import run_bytes
@@ -71,7 +70,6 @@ DISCLOSED_FOR_TREES = (
 class AdviceClientNode(ClientNode):
     """A client of a federation that is advised."""
 
-    answers: ClassVar[dict[str, Callable[..., Payload]]] = {}
     of_schema: ClassVar[tuple[str, ...]] = (*ClientNode.of_schema, "parts")
     what = "an advice"
 
@@ -227,9 +225,4 @@ def write_client_run(node: AdviceClientNode, payload: Payload) -> Payload:
     return Payload({"result": True})
 
 
-AdviceClientNode.answers = {
-    name: REQUEST_HANDLERS[name] for name in ("hello", "survey", "tally", "names", "spread", "adopt", "dismissed")
-} | {
-    "asked": handle_calls,
-    FINISH_MESSAGE: write_client_run,
-}
+AdviceClientNode.own_answers = {"asked": handle_calls, FINISH_MESSAGE: write_client_run}

@@ -19,8 +19,8 @@ from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
 from mooring.engines.fit_result import to_target_units
-from mooring.engines.flower.remote_rows import RemoteRows
 from mooring.engines.prepare import Job
+from mooring.remote.remote_rows import RemoteRows
 from mooring.shapes.columns import ShapedColumns
 from mooring.shapes.quantiles import bin_values
 

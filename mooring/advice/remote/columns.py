@@ -26,9 +26,9 @@ from mooring.core.cohort import Rows
 from mooring.core.task import Task, with_columns
 from mooring.core.types import JsonObject
 from mooring.data.folds import FoldSplit
-from mooring.engines.flower.remote_rows import RemoteRows
 from mooring.partial_pooling.client_prior import Prior
 from mooring.partial_pooling.lambda_path import solve_path
+from mooring.remote.remote_rows import RemoteRows
 from mooring.shapes.boosting import OBJECTIVES, Boosting, differentiate_loss, measure_loss
 from mooring.shapes.columns import ColumnSums, ShapedColumns, choose_splines
 from mooring.shapes.fitting import limit_splines

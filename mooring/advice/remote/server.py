@@ -20,13 +20,14 @@ from mooring.advice.remote.client_node import FINISH_MESSAGE, client_record
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.fit_files import initial_files
-from mooring.engines.flower.exchange import RESULT_DEADLINE_SECONDS, required_replies
-from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.messenger import ClientFailedError, Grid, Messenger, ignore_message
-from mooring.engines.flower.remote_rows import CallBatcher, RemoteRows, make_sender
-from mooring.engines.flower.server_run import agree_on_run, exclude_clients, prepare_federation, write_participation
 from mooring.engines.prepare import Job, make_task
 from mooring.engines.progress import OnProgress, ignore_progress
+from mooring.remote.exchange import RESULT_DEADLINE_SECONDS, required_replies
+from mooring.remote.messages import ClientFailedError, Payload
+from mooring.remote.messenger import Messenger, ignore_event, ignore_message
+from mooring.remote.remote_rows import CallBatcher, RemoteRows, make_sender
+from mooring.remote.server_run import agree_on_run, exclude_clients, prepare_federation, write_participation
+from mooring.remote.transport import Transport
 from mooring.runs.atomic_files import directory_lock
 from mooring.runs.directory import RunDirectory, create_run
 from mooring.runs.runfile import RunFile
@@ -36,10 +37,11 @@ from mooring.tasks.proximal import is_dense
 
 def advise_federation(
     run: RunFile,
-    grid: Grid,
+    transport: Transport,
     out: str | Path,
     *,
     report: Callable[[str], None] = ignore_message,
+    record: Callable[..., None] = ignore_event,
     on_progress: OnProgress = ignore_progress,
 ) -> AdviceResult:
     """Advise a federation; the result is written to the run directory `out` and to the clients' own folders.
@@ -47,7 +49,7 @@ def advise_federation(
     Every sum is of all clients. If one fails in the middle, or is late where a quorum is not, the others start again
     without it, schema included.
     """
-    directory, run, how, messenger, clients = prepare_federation(run, grid, out, report, refuse_secure)
+    directory, run, how, messenger, clients = prepare_federation(run, transport, out, report, refuse_secure, record)
     while True:
         job, access = make_remote_job(run, clients, messenger, how, on_progress)
         if directory is None:
@@ -118,4 +120,4 @@ def send_results(messenger: Messenger, advice: AdviceResult, how: FederationSect
     for i, name in enumerate(advice.job.clients.names):
         tensors = {"common": models.global_, "own": models.recommended[i : i + 1]}
         payloads[name] = Payload({"record": client_record(advice, frame.iloc[i]), "shape": shape}, tensors)
-    messenger.ask(FINISH_MESSAGE, payloads, deadline=how.deadline or RESULT_DEADLINE_SECONDS, quorum=0)
+    messenger.ask(FINISH_MESSAGE, payloads, deadline=min(how.deadline, RESULT_DEADLINE_SECONDS), quorum=0)

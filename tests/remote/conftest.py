@@ -1,0 +1,40 @@
+"""Fixtures of the tests of engines."""
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
+from mooring.remote import messenger
+from tests.remote.federation_runs import (
+    Clock,
+    write_clients,
+)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """A folder of client tables for each kind of target."""
+    folder = tmp_path_factory.mktemp("tables")
+    return {kind: write_clients(folder / kind, kind == "binary") for kind in ("regression", "binary")}
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_clients(tmp_path / "clients")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock, init = Clock(), messenger.Messenger.__init__
+    monkeypatch.setattr(
+        messenger.Messenger, "__init__", lambda self, *a, **k: init(self, *a, **k, clock=clock, sleep=clock.sleep)
+    )
+    return clock
+
+
+@pytest.fixture
+def silent_flower(monkeypatch, tmp_path):
+    """Flower without telemetry and update checks, in a folder of its own."""
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
