@@ -13,12 +13,12 @@ last bit: a value is sent as a multiple of its step's quantum, modulo 2^64.
 
 A step whose values are a sum over rows of functions of single rows (moments, histograms, gradients at a model that all
 clients know) is linear in rows: it shows of a client only what it shows of a set of rows. The numbers of all other steps
-count against a budget, `nonlinear_budget`: few numbers cannot determine what each client's rows look like.
+count against a budget (`advice/federated/plan.py`): few numbers cannot determine what each client's rows look like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from torch import Tensor
 from mooring.core.errors import RequestError
 
 BITS = 64
-LARGEST = 2.0**61  # in quanta, of one client's value: sums of some clients stay below 2^63
+LARGEST = 2.0**57  # in quanta, of one client's value: the sum of dozens of clients stays below 2^63
 
 
 class Step(NamedTuple):
@@ -61,9 +61,15 @@ def to_integers(part: Sum) -> np.ndarray:
     return scaled.astype(np.int64).view(np.uint64).sum(0, dtype=np.uint64)
 
 
-def to_values(total: np.ndarray, step: Step) -> np.ndarray:
-    """Return [k]: a total of whole numbers modulo 2^64 as values."""
-    return total.astype(np.uint64).view(np.int64).astype(np.float64) * step.quantum
+def to_values(total: np.ndarray, step: Step, clients: int | None = None) -> np.ndarray:
+    """Return [k]: a total of whole numbers modulo 2^64 as values; one that so many clients cannot have is refused."""
+    numbers = total.astype(np.uint64).view(np.int64).astype(np.float64)
+    if clients is not None and (np.abs(numbers) > LARGEST * clients).any():
+        raise RequestError(
+            f"the total of step '{step.name}' is out of range: a client has sent false numbers, or the server a false "
+            "total. Masks hide which; ask the operators, and start a new run without that client."
+        )
+    return numbers * step.quantum
 
 
 def add(step: Step, values: Tensor) -> Generator[Sum, np.ndarray, Tensor]:
@@ -107,14 +113,3 @@ def run_alone(program: Program[T]) -> T:
             part = program.send(np.atleast_2d(np.asarray(part.values, dtype=np.float64)).sum(0))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-
-
-def nonlinear_budget(clients: int, coefficients: int) -> int:
-    """Return how many numbers that are not linear in rows a run may add up: a quarter of what describes the moments of
-    all clients but one, each with a symmetric matrix and a vector of its coefficients."""
-    return max(clients - 1, 0) * (coefficients + 1) * (coefficients + 2) // 8
-
-
-def count_nonlinear(steps: Iterable[tuple[Step, int]]) -> int:
-    """Return how many numbers of these steps count against the budget."""
-    return sum(numbers for step, numbers in steps if not step.linear)

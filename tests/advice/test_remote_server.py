@@ -23,19 +23,19 @@ from mooring.core.errors import RequestError
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.folds import assign_folds, number_distinct_rows
 from mooring.data.table_sources import read_source
-from mooring.remote.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
-from mooring.remote.disclosure import SENT_FILE, Policy
-from mooring.remote.messages import Payload
-from mooring.remote.messenger import Messenger
-from mooring.remote.remote_rows import SHAPED, CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
 from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
 from mooring.estimates.client_queries import summarize_rows
+from mooring.remote.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
+from mooring.remote.disclosure import SENT_FILE, Policy
+from mooring.remote.memory import MemoryTransport
+from mooring.remote.messages import Payload
+from mooring.remote.messenger import Messenger
+from mooring.remote.remote_rows import SHAPED, CallBatcher, ColumnStore, read_ranges, shape_digest, write_ranges
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from mooring.shapes.columns import ShapedColumns
 from tests.remote.federation_runs import Clock
-from mooring.remote.memory import MemoryTransport
 
 CLOSE = 1e-8  # of linear tasks; fits by Newton's method start elsewhere across machines: see NEWTON_CLOSE
 NEWTON_CLOSE = 1e-6
@@ -301,7 +301,10 @@ def test_clients_predict_later_rows_from_earlier_ones(tmp_path):
         frame.assign(y=i * frame["x"] + 0.1 * rng.normal(size=24)).to_csv(folder / f"site {i}.csv", index=False)
     path = run_file(tmp_path / "run.toml", folder, "y", 'time_column = "day"', 'theory = false\nshape = "linear"')
     homes = homes_of(path, tmp_path / "state")
-    apart, here = advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run"), advise(path)
+    apart, here = (
+        advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run"),
+        advise(path),
+    )
     assert (here.clients["held_out_rows"] == 12).all()  # two folds of a quarter of the rows each
     assert_same_advice(apart, here)
 
@@ -325,7 +328,10 @@ def test_a_formula_makes_the_same_columns_as_in_one_process(random, tmp_path):
     data = formula if random else f'{formula}\nclient = "site"'
     path = run_file(tmp_path / "run.toml", folder, "y", data, "folds = 2\ntheory = false")
     homes = homes_of(path, tmp_path / "state")
-    apart, here = advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run"), advise(path)
+    apart, here = (
+        advise_federation(read_federation_request(path), MemoryTransport(homes), tmp_path / "run"),
+        advise(path),
+    )
     assert_same_advice(apart, here)
     one, other = (result.job.clients.schema for result in (here, apart))
     assert other.features == one.features and len(one.features) == 12

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.algorithms.base import algorithm_names, find
-from mooring.remote.client_node import ClientNode
 from mooring.engines.request import request
+from mooring.remote.client_node import ClientNode
 from mooring.runs.sections import FederationSection
 from tests.algorithms.cases import CASES
 

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from mooring.remote.child_process import find_free_port, is_running
 
 from mooring.engines.fit import fit
+from mooring.engines.request import request
 from mooring.remote import keys
-from mooring.remote.child_process import find_free_port, is_running
 from mooring.remote.client_node import run_digest
 from mooring.remote.client_requests import RESULT_DIR
-from mooring.engines.request import request
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
 from tests.remote.federation_runs import write_clients

@@ -6,8 +6,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.remote.client_node import ClientNode
 from mooring.remote.keys import Identity
-from mooring.remote.messages import from_records
 from mooring.remote.memory import MemoryTransport
+from mooring.remote.messages import from_records
 
 ROUNDS = 4
 

@@ -8,10 +8,10 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
 from mooring.remote.compression import compress, compress_with_feedback, decompress
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import from_records
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import HOW, make_clients, make_run
-from mooring.remote.memory import MemoryTransport
 
 
 @pytest.mark.parametrize(("kind", "error", "bytes_"), [("float16", 5e-4, 2), ("int8", 0.5 / 127, 1)])

@@ -15,16 +15,16 @@ from mooring.core.cohort import select
 from mooring.core.errors import WorkError
 from mooring.engines import prepare
 from mooring.engines.fit import fit
+from mooring.engines.simulator import Simulator
 from mooring.remote import client_requests
 from mooring.remote.client_node import ClientNode
 from mooring.remote.exchange import FlowerExchange
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload, from_records
 from mooring.remote.server_run import run_federation
-from mooring.engines.simulator import Simulator
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from tests.remote.federation_runs import HOW, assert_same, make_clients, make_run
-from mooring.remote.memory import MemoryTransport
 
 
 def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_path, clock):

@@ -12,14 +12,15 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 from mooring.algorithms.base import find
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.remote import messages
-from mooring.remote.client_node import ClientNode, run_digest
-from mooring.remote.client_requests import RESULT_DIR
-from mooring.remote.messages import Payload, from_records, rebuild_tree, to_records
-from mooring.remote.server_run import run_federation
 from mooring.engines.predict import predict
 from mooring.engines.prepare import FIXED_TERMS_NOTE
 from mooring.estimates.client_summaries import LinearStats
+from mooring.remote import messages
+from mooring.remote.client_node import ClientNode, run_digest
+from mooring.remote.client_requests import RESULT_DIR
+from mooring.remote.memory import MemoryTransport
+from mooring.remote.messages import Payload, from_records, rebuild_tree, to_records
+from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from mooring.runs.tensor_files import flatten
@@ -34,7 +35,6 @@ from tests.remote.federation_runs import (
     valid_settings,
     write_clients,
 )
-from mooring.remote.memory import MemoryTransport
 
 
 def algorithms_by_target():

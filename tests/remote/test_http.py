@@ -18,11 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 import httpx
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-
-from mooring.core.errors import RequestError
-from mooring.remote import flower_patches, gateway, join, keys
 from mooring.remote.mailbox import Mailbox
-from mooring.remote.messages import join_frames, split_frames
 from mooring.remote.superlink import (
     FIT_APPS,
     RunningSuperLink,
@@ -31,6 +27,10 @@ from mooring.remote.superlink import (
     start_superlink,
     synchronize_keys,
 )
+
+from mooring.core.errors import RequestError
+from mooring.remote import flower_patches, gateway, join, keys
+from mooring.remote.messages import join_frames, split_frames
 from tests.remote.processes import USES_FLOWER, Federation, find_free_port, run_file, wait_until
 
 pytestmark = USES_FLOWER

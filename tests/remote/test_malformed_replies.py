@@ -15,11 +15,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from mooring.remote import client_requests, messages
 from mooring.remote.client_node import ClientNode
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload, printable
 from mooring.remote.requests import find_problem
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import make_clients, make_run
-from mooring.remote.memory import MemoryTransport
 from tests.remote.secure_runs import SECURE, make_secure_clients
 
 BAD = "site 2"
@@ -278,7 +278,10 @@ def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, mon
 
     monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
     result = run_federation(
-        run, MemoryTransport(make_secure_clients(run, table, tmp_path / "state")), tmp_path / "run", report=reports.append
+        run,
+        MemoryTransport(make_secure_clients(run, table, tmp_path / "state")),
+        tmp_path / "run",
+        report=reports.append,
     )
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert any(BAD in sentence and "cannot be used" in sentence for sentence in reports)

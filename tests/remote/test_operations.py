@@ -13,16 +13,16 @@ from mooring.cli import main
 from mooring.commands.event_log import EventLog
 from mooring.core import size_limits
 from mooring.core.errors import RequestError
+from mooring.engines.request import read_federation_request
 from mooring.remote import child_process, federation, keys
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import REQUEST_HANDLERS
 from mooring.remote.disclosure import REQUESTS_BY_QUANTITY, SENT_DESCRIPTIONS, SENT_FILE, Policy, read_policy
 from mooring.remote.join import join
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
 from mooring.remote.server_run import run_federation
-from mooring.engines.request import read_federation_request
 from tests.remote.federation_runs import make_clients, make_run
-from mooring.remote.memory import MemoryTransport
 from tests.remote.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
 from tests.remote.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
 

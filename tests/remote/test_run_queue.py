@@ -4,16 +4,17 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-fl[flower]")
 
+from mooring.remote.superlink import FIT_APPS
+
 from mooring.core.errors import RequestError
 from mooring.remote import federation
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import DISMISSED_FILE, DONE_FILE
 from mooring.remote.join import ClientRuns
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
 from mooring.remote.server_run import run_federation
-from mooring.remote.superlink import FIT_APPS
 from tests.remote.federation_runs import make_run
-from mooring.remote.memory import MemoryTransport
 from tests.remote.processes import Federation, run_file
 
 

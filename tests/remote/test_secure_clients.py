@@ -8,10 +8,10 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.core.errors import RequestError, WorkError
 from mooring.remote import messages, secure_client, server_run
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload, from_records
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import Killed, make_run
-from mooring.remote.memory import MemoryTransport
 from tests.remote.secure_runs import ROUNDS, SECURE, WatchedGrid, make_secure_clients
 
 

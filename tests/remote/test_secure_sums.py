@@ -15,11 +15,11 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
 from mooring.remote import client_requests, messages, secure_client, secure_sums
 from mooring.remote.client_node import ClientNode
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload, from_records
 from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
 from tests.remote.federation_runs import HOW, Killed, make_run, write_clients
-from mooring.remote.memory import MemoryTransport
 from tests.remote.secure_runs import ROUNDS, SECURE, WatchedGrid, identities, make_secure_clients, stage_of
 
 

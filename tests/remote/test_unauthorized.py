@@ -24,12 +24,12 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supernode import node_auth_http_interceptor as signing
 from flwr.supernode.fleet_http_client import FleetHttpClient
-
-from mooring.remote import client_requests, flower_patches, join, keys
 from mooring.remote.child_process import find_free_port
+
+from mooring.engines.request import request
+from mooring.remote import client_requests, flower_patches, join, keys
 from mooring.remote.client_node import run_digest
 from mooring.remote.messenger import MESSAGE_TYPE
-from mooring.engines.request import request
 from mooring.runs.tensor_files import read_tensors
 from tests.remote.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
 

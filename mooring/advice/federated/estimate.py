@@ -56,7 +56,8 @@ MAX_GRADIENTS, MAX_HESSIANS, GRADIENTS_BEFORE_HESSIAN = 12, 2, 3
 STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the global model
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
-VARIANCE_STEPS, MAX_VARIANCE_CHANGE, MIN_VARIANCE = 4, 100.0, 1e-9
+VARIANCE_STEPS, MIN_VARIANCE_STEPS = 4, 2
+MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
 LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0)  # rows' worth of mean curvature
 GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
@@ -66,7 +67,7 @@ PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, befor
 MIN_CLIENTS_FOR_NOISE = 3  # whose noise variances show how much these differ
 SCALAR, INTERCEPT, DIAGONAL, LOCAL, GRID = "scalar", "intercept", "diagonal", "local", "grid"
 
-FINE, LOSSES, LIKELIHOODS = 1e-9, 1e-6, 1e-3  # quanta
+FINE, LOSSES, LIKELIHOODS = 1e-8, 1e-6, 1e-3  # quanta
 SIZES = Step("sizes", "rows in all, and how many clients have how many rows, by powers of two", 1.0)
 MOMENTS = Step("moments", "second moments of columns and target, for the global model", FINE)
 GRADIENT = Step("gradient", "loss and gradient at a common model, for the global model", FINE, times=MAX_GRADIENTS)
@@ -105,7 +106,6 @@ class Shape(NamedTuple):
 class Budget(NamedTuple):
     """Which counted steps a federation affords."""
 
-    losses: bool  # pooled losses of the three models
     spread: bool  # one variance for all, with noise
     intercept: bool
     evidence: bool
@@ -183,6 +183,8 @@ def estimate_program(
     total = yield Sum(SIZES, _stack([size_numbers(len(home.y)) for home in homes], 1 + SIZE_CLASSES))
     check_rows(total, shape.dim)
     rows, m = int(total[0]), round(float(total[1:].sum()))
+    if any(len(home.y) > MAX_SHARE * rows for home in homes):
+        raise RequestError("this client has more than half of all rows, so that sums would nearly be its own.")
     budget: Budget = budget_of(m, shape)
     w, curvature = yield from _fit_global(shape, homes, rows)
     center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature)
