@@ -28,7 +28,7 @@ from torch import Tensor
 from mooring.core.errors import RequestError
 
 BITS = 64
-LARGEST = 2.0**57  # in quanta, of one client's value: the sum of dozens of clients stays below 2^63
+LARGEST = 2.0**61  # in quanta, of one client's value: sums of some clients stay below 2^63
 
 
 class Step(NamedTuple):
@@ -53,23 +53,23 @@ Program = Generator[Sum, np.ndarray, T]
 
 
 def to_integers(part: Sum) -> np.ndarray:
-    """Return [k]: the cohort's part as whole numbers modulo 2^64, added over its clients."""
+    """Return [k + 1]: the cohort's part as whole numbers modulo 2^64, added over its clients, whose number is last."""
     values = np.atleast_2d(np.asarray(part.values, dtype=np.float64))
     scaled = np.rint(values / part.step.quantum)
     if not np.isfinite(scaled).all() or (np.abs(scaled) > LARGEST).any():
         raise RequestError(f"step '{part.step.name}' has a number that is not finite or too large to be added.")
-    return scaled.astype(np.int64).view(np.uint64).sum(0, dtype=np.uint64)
+    total = scaled.astype(np.int64).view(np.uint64).sum(0, dtype=np.uint64)
+    return np.append(total, np.uint64(len(values)))
 
 
-def to_values(total: np.ndarray, step: Step, clients: int | None = None) -> np.ndarray:
-    """Return [k]: a total of whole numbers modulo 2^64 as values; one that so many clients cannot have is refused."""
-    numbers = total.astype(np.uint64).view(np.int64).astype(np.float64)
-    if clients is not None and (np.abs(numbers) > LARGEST * clients).any():
+def to_values(total: np.ndarray, step: Step, clients: int) -> np.ndarray:
+    """Return [k]: a total of whole numbers modulo 2^64 as values; one that is not of so many clients is refused."""
+    if int(total[-1]) != clients:
         raise RequestError(
-            f"the total of step '{step.name}' is out of range: a client has sent false numbers, or the server a false "
-            "total. Masks hide which; ask the operators, and start a new run without that client."
+            f"the total of step '{step.name}' is not one of {clients} clients: one of them has sent other numbers than "
+            "its part, or the server has changed the total. Masks hide which; start a new run without that client."
         )
-    return numbers * step.quantum
+    return total[:-1].astype(np.uint64).view(np.int64).astype(np.float64) * step.quantum
 
 
 def add(step: Step, values: Tensor) -> Generator[Sum, np.ndarray, Tensor]:
@@ -95,7 +95,7 @@ def run_together(programs: Sequence[Program[T]], record: list[tuple[str, int]] |
         if record is not None:
             record.append(next(iter(sizes)))
         total = np.sum([to_integers(part) for part in waiting], axis=0, dtype=np.uint64)
-        values, ended = to_values(total, step), 0
+        values, ended = to_values(total, step, int(total[-1])), 0
         for i, program in enumerate(programs):
             try:
                 parts[i] = program.send(values.copy())

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 SPARE_REPEATS = 20
 MAX_SCHEMA_VALUES = 3_000_000  # of the statistics of a table with very many columns
 MAX_ROUND_VALUES = 1_000
+MODELS = ("local", "global", "personal")
 MAX_SUM = 1e150  # squares of larger numbers overflow
 MAX_LEVELS = 100_000  # of a column
 COLUMN_FACTS = {"has", "place", "rows", "present", "numbers", "dates", "whole"}
@@ -240,6 +241,35 @@ def check_masked(request: Payload, reply: Payload, client: str) -> None:
         raise MalformedReplyError("it sends losses of other parts than it was asked for")
 
 
+def check_own_statement(request: Payload, reply: Payload, client: str) -> None:
+    statement = reply.fields["statement"]
+    if statement["name"] != client or not isinstance(reply.fields["signature"], str):
+        raise MalformedReplyError("it signs the statement of another client")
+    columns = statement["columns"]
+    if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
+        raise MalformedReplyError("it names no columns")
+    if len(bytes.fromhex(statement["public"])) != 32:
+        raise MalformedReplyError("it states no key")
+
+
+def check_part(request: Payload, reply: Payload, client: str) -> None:
+    if reply.fields["ended"] is True:
+        return
+    masked = reply.tensors["masked"]
+    if reply.fields["ended"] is not False or masked.dim() != 1 or masked.dtype != torch.int64 or not len(masked):
+        raise MalformedReplyError("it sends no masked vector")
+
+
+def check_declared(request: Payload, reply: Payload, client: str) -> None:
+    declared = reply.fields["declared"]
+    if set(declared) != {"rows", "recommended", *MODELS} or declared["recommended"] not in MODELS:
+        raise MalformedReplyError("it declares other numbers than it was asked for")
+    check_count(declared["rows"], "rows")
+    for name in MODELS:
+        if not isinstance(declared[name], float) or not 0 <= declared[name] <= MAX_SUM:
+            raise MalformedReplyError(f"it declares a loss of {str(declared[name])[:40]}")
+
+
 def check_confirmation(request: Payload, reply: Payload, client: str) -> None:
     fields = reply.fields
     if "confirmed" in fields:
@@ -270,7 +300,7 @@ def check_seeds(request: Payload, reply: Payload, client: str) -> None:
 
 FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "attempt": int, "base": int, "calls": dict, "commitments": dict, "cohort": list, "draft": dict, "field": str,
-    "formula": dict, "fresh": bool, "hold": list, "hyperparameters": dict, "index": int, "label": str, "notes": list,
+    "formula": dict, "fresh": bool, "hold": list, "hyperparameters": dict, "index": int, "label": str, "notes": list, "number": int, "secret": str,
     "p": (int, float), "parts": list, "plan": dict, "protocol": int, "record": dict, "round": list, "row": dict,
     "asks": list, "schema": dict, "session": str, "shape": (dict, type(None)), "shapes": dict, "shares": dict,
     "signatures": dict, "start": str, "statements": dict, "summary": dict, "survivors": list, "version": str,
@@ -368,12 +398,21 @@ REQUESTS: dict[str, Request] = {
     "dismissed": Request(
         client_requests.handle_dismissed, "nothing", "why", planned=None, purposes=EVERY, awaited=False
     ),
-    "asked": Request(
-        None, "sums over its rows, or fits, that advice is made of", "calls shapes?", "advice", purposes=("advise",),
-        planned=lambda run: 1_000, secure=False,
+    "roll_call": Request(
+        None, "its name, the names of its columns and a fresh public key, signed", "", "advice", check_own_statement,
+        purposes=("advise",),
     ),
-    "advised": Request(
-        None, "nothing but that the result was written", "record shape", purposes=("advise",), secure=False
+    "cohort": Request(
+        None, "a secret for its peers, which the server cannot read", "statements signatures", "advice",
+        purposes=("advise",),
+    ),
+    "step": Request(
+        None, "its part of a sum over all clients, under masks", "number secret?", "advice", check_part,
+        purposes=("advise",), planned=lambda run: 1_000,
+    ),
+    "declare": Request(
+        None, "its number of rows, three losses to two digits and its recommendation", "", "results", check_declared,
+        MAX_ROUND_VALUES, purposes=("advise",),
     ),
     "secure_keys": Request(
         secure_client.handle_keys, "a public key, its weight and its numbers of rows, signed", "session cohort",

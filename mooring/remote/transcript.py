@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from mooring.core.errors import RequestError
 from mooring.core.summing import Sum, to_integers
 from mooring.core.types import JsonObject
-from mooring.runs.atomic_files import make_synced_folder, write_json
+from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 
 PROTOCOL = "mooring masked sums 1"
 MIN_CLIENTS = 3  # with two, each learns the other's part from the total
@@ -182,7 +182,7 @@ class Journal:
 
     def read(self, number: int) -> JsonObject | None:
         path = self.folder / f"{number}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_json(path) if path.exists() else None
 
     def write(self, number: int, record: JsonObject) -> None:
         write_json(self.folder / f"{number}.json", record)
@@ -209,5 +209,7 @@ class MaskedAnswers:
                 )
             return np.frombuffer(bytes.fromhex(str(known["answer"])), dtype="<u8")
         out = mask(values, self.name, self.secrets, digest)
-        self.journal.write(number, {"step": part.step.name, "digest": digest.hex(), "answer": out.tobytes().hex()})
+        before = "" if last_total is None else last_total.tobytes().hex()
+        record = {"step": part.step.name, "digest": digest.hex(), "total": before, "answer": out.tobytes().hex()}
+        self.journal.write(number, record)
         return out

@@ -120,7 +120,7 @@ def test_few_rows_and_large_clients_are_refused():
     with pytest.raises(RequestError, match="besides the two largest clients 18 rows"):
         check_rows(total([40, 40, 2, 2, 2]), 5)
     with pytest.raises(RequestError, match="more than half"):
-        check_rows(total([90, 90, 8000, 80, 300]), 5)
+        check_rows(total([90, 90, 9000, 80, 300]), 5)
     with pytest.raises(RequestError, match="too few"):
         check_rows(total([40, 40]), 5)
 
