@@ -57,7 +57,9 @@ def require_targets(series: pd.Series, place: RowLocator) -> None:
         )
 
 
-def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[str]) -> ColumnStatistics:
+def survey_target(
+    series: pd.Series, kind: str, code: np.ndarray, clients: list[str], exact: bool = False
+) -> ColumnStatistics:
     """Return the clients' statistics of their targets: counts, extremes, and the classes by name.
 
     A client names its values only if they may be classes: text, whole numbers that are few and small, at most two
@@ -72,12 +74,12 @@ def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[
     if number.all():
         text, statistics = (
             None,
-            order_statistics(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, num_clients),
+            order_statistics(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, num_clients, exact),
         )
     else:
         text, values = to_categories(series), np.full(len(series), np.nan)
         values[number] = np.asarray(parse_values(series, NUMBER)[0])[number]
-        statistics = order_statistics(values, code, num_clients)
+        statistics = order_statistics(values, code, num_clients, exact)
         statistics["distinct"] = order_statistics(text.codes.astype(float), code, num_clients)["distinct"]
     is_integer = types.is_integer_dtype(series)
     is_code = (
