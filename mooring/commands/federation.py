@@ -45,7 +45,7 @@ LogFormat = Annotated[str, typer.Option("--log-format", help="Lines on standard 
 
 def find_leads() -> dict[str, Callable[..., object]]:
     """Return what leads a run on the server, by its purpose."""
-    from mooring.advice.remote.server import advise_federation
+    from mooring.advice.federated.server import advise_federation
     from mooring.remote.serve import FIT_LEADS
 
     return {**FIT_LEADS, "advise": advise_federation}
@@ -53,7 +53,7 @@ def find_leads() -> dict[str, Callable[..., object]]:
 
 def find_kinds() -> dict[str, type[ClientNode]]:
     """Return the clients by the purpose of a run."""
-    from mooring.advice.remote.client_node import AdviceClientNode
+    from mooring.advice.federated.client import AdviceClientNode
     from mooring.remote.client_node import ClientNode
 
     return {"fit": ClientNode, "advise": AdviceClientNode}

@@ -116,7 +116,9 @@ class AdviceClientNode(ClientNode):
             write_json(path, {"private": raw.hex(), "rows": client_table_digest(self)})
         known = read_json(path)
         if known["rows"] != client_table_digest(self):
-            raise RequestError(f"{self.path.name} has changed since the run began; bring it back, or join with --again.")
+            raise RequestError(
+                f"{self.path.name} has changed since the run began; bring it back, or join with --again."
+            )
         return X25519PrivateKey.from_private_bytes(bytes.fromhex(str(known["private"])))
 
     @cached_property

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import pandas as pd
 
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
 from mooring.advice.federated.estimate import DIAGONAL, INTERCEPT, LOCAL, SCALAR
@@ -132,8 +129,3 @@ def headline_of(result: FederationResult) -> str:
 def describe_losses(task: Task, losses: JsonObject) -> str:
     parts = [f"{losses[name]:.4g} ({name})" for name in MODEL_KINDS if name in losses]
     return f"The mean {task.metric} on rows that the models have not seen is {', '.join(parts)}."
-
-
-def declared_frame(rows: Sequence[JsonObject]) -> pd.DataFrame:
-    """Return the clients that have declared their results, one row each."""
-    return pd.DataFrame([{"client": row["client"], **row} for row in rows])

@@ -15,7 +15,7 @@ import torch
 
 from mooring.advice.federated.client import refuse_unsupported, schema_options
 from mooring.advice.federated.program import FederationResult, advise_program
-from mooring.advice.federated.results import declared_frame, federation_record
+from mooring.advice.federated.results import federation_record
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.summing import Program, to_values
@@ -36,7 +36,7 @@ from mooring.runs.atomic_files import directory_lock, write_json, write_parquet
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, StoredModels, create_run
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import AdviceSection, FederationSection
-from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
+from mooring.runs.table_schemas import clients_table
 
 PARTICIPATION_FILE = "federation.json"
 
@@ -47,7 +47,7 @@ class FederatedAdvice:
     def __init__(self, job: Job, result: FederationResult, record: JsonObject, run: Path):
         self.job, self.result, self.record, self.run = job, result, record, run
         self.headline, self.summary = str(record["headline"]), record["summary"]
-        self.clients: pd.DataFrame = declared_frame(record["clients"])
+        self.clients = pd.DataFrame(record["clients"])  # those that have declared their results
 
 
 def without_rows(run: RunFile, schema: Schema, names: tuple[str, ...]) -> Clients:
@@ -102,13 +102,20 @@ def advise_federation(
         raise RequestError("how many clients take part? Set [federation] clients = 8, or list their names.")
     refuse_unsupported(run)
     messenger = Messenger(
-        transport, run_digest(run), wait=options.wait, deadline=options.deadline, report=report, record=record  # type: ignore[arg-type]
+        transport,
+        run_digest(run),
+        wait=options.wait,
+        deadline=options.deadline,
+        report=report,
+        record=record,  # type: ignore[arg-type]
     )
     names = messenger.wait_for_clients(options.clients)
     if len(names) < MIN_CLIENTS:
         raise RequestError(f"{len(names)} clients are too few for sums; at least {MIN_CLIENTS} must take part.")
     statements, sealed = agree_on_cohort(messenger, names)
-    task, clients, result, notes = lead(messenger, names, observe(run, names, statements[0]["columns"][:-1]), sealed, on_progress)
+    task, clients, result, notes = lead(
+        messenger, names, observe(run, names, statements[0]["columns"][:-1]), sealed, on_progress
+    )
     declared = collect_declared(messenger, names)
     return write_advice(run, task, clients, result, notes, declared, out)
 
@@ -137,7 +144,9 @@ def lead(
     part, number, total = next(program), 0, None
     while True:
         tensors = {} if total is None else {"total": torch.from_numpy(total.astype("<i8"))}
-        fields = {name: {"number": number} | ({"secret": sealed.get(name, "")} if number == 0 else {}) for name in names}
+        fields = {
+            name: {"number": number} | ({"secret": sealed.get(name, "")} if number == 0 else {}) for name in names
+        }
         replies = messenger.ask_all("step", {name: Payload(fields[name], tensors) for name in names})
         ended = [bool(replies[name].fields["ended"]) for name in names]
         if part is None:
@@ -165,7 +174,8 @@ def lead(
 def collect_declared(messenger: Messenger, names: tuple[str, ...]) -> list[JsonObject]:
     """Return the results of the clients whose policy shares them."""
     answered = messenger.ask("declare", {name: Payload({}) for name in names}, quorum=0)
-    return [{"client": name, **reply.fields["declared"]} for name, reply in sorted(answered.replies.items())]
+    own = {name: reply.fields["declared"] for name, reply in sorted(answered.replies.items())}
+    return [{"client": name, "train": row["rows"], "validation": 0, "test": 0, **row} for name, row in own.items()]
 
 
 def write_advice(
@@ -185,8 +195,7 @@ def write_advice(
     directory = create_run(out, initial_files(job))
     with directory_lock(directory.path):
         write_json(directory.path / ADVICE_FILE, record)
-        rows = [{k: row[k] for k in CLIENTS_SCHEMA.names if k in row} for row in declared]
-        write_parquet(directory.path / CLIENTS_FILE, clients_table(rows))
+        write_parquet(directory.path / CLIENTS_FILE, clients_table(declared))
         write_json(directory.path / PARTICIPATION_FILE, {"clients": list(clients.names), "dismissed": {}})
         w = torch.from_numpy(result.federation.center.w).to(task.dtype)
         directory.write_models(StoredModels(w, None, clients.names, *describe_task(job)))
