@@ -125,6 +125,9 @@ def join(
     policy: Annotated[
         Path | None, typer.Option("--policy", help="This client's rules for what may leave: policy.toml.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Let rows that were added up before take part with other clients.")
+    ] = False,
     trust_code: TrustCode = False,
     log_format: LogFormat = TEXT,
     json_: Json = False,
@@ -143,7 +146,7 @@ def join(
     log = event_log(log_format)
     results = join_runs(
         run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure,
-        policy=policy, trust=trust_code, kinds=find_kinds(),
+        policy=policy, again=again, trust=trust_code, kinds=find_kinds(),
         report=log.write_message,
     )  # fmt: skip
     if json_:

@@ -80,6 +80,7 @@ class ClientNode:
     """A client: a run file, its own table, and a folder for its state."""
 
     own_answers: ClassVar[Mapping[str, Callable[..., Payload]]] = {}  # to requests whose row has none
+    again = False  # whether its operator agreed that the same rows take part with another cohort
     of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # attributes that depend on the schema
 
     def __init__(

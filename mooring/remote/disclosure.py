@@ -3,11 +3,12 @@
 ```toml
 purposes = ["fit"]                       # of runs: fit, advise
 algorithms = ["fedavg", "fedprox_personal"]
-quantities = ["schema", "statistics", "updates", "losses"]    # also: models, advice, histograms
+quantities = ["schema", "statistics", "updates", "losses"]    # also: models, advice, results
 min_clients = 3                          # of a cohort
 require_secure = true                    # single messages must be hidden from the server
 max_rounds = 100
 max_epsilon = 4.0                        # the run must bound what its global models reveal about this client
+plans = ["3f2a..."]                      # digests of plans of recommendations, as `mooring advise RUN --plan` prints
 ```
 
 What is not named is allowed. `mooring join --policy policy.toml` refuses a run that asks for more, and refuses single
@@ -38,11 +39,7 @@ from mooring.runs.sections import FederationSection
 
 SENT_FILE = "sent.jsonl"
 AUDIT_FILE = "audit.jsonl"
-QUANTITIES = ("schema", "statistics", "updates", "losses", "models", "advice", "histograms")  # of policies
-QUANTITY_OF_FUNCTION = {
-    "count_bins": "histograms",
-    "sum_gradients": "histograms",
-}  # client functions that need more than "advice"
+QUANTITIES = ("schema", "statistics", "updates", "losses", "models", "advice", "results")  # of policies
 
 
 class Policy(BaseModel):
@@ -55,6 +52,7 @@ class Policy(BaseModel):
     require_secure: bool = False
     max_rounds: int | None = Field(None, ge=1)
     max_epsilon: float | None = Field(None, gt=0)
+    plans: list[str] | None = None
 
     def check_run(self, run: RunFile) -> None:
         """Refuse a run that asks for more than is allowed."""
@@ -64,16 +62,10 @@ class Policy(BaseModel):
             raise RequestError(f"this client's policy allows runs to {', '.join(self.purposes)}, not to {purpose}.")
         if self.algorithms is not None and algorithm is not None and algorithm not in self.algorithms:
             raise RequestError(f"this client's policy allows {', '.join(self.algorithms)}, not {algorithm}.")
-        if self.require_secure and not options.secure:
+        if self.require_secure and purpose == "fit" and not options.secure:  # recommendations have sums only
             raise RequestError("this client's policy asks for secure = true, and the run file does not have it.")
         if options.share_models and not self._allows("models"):
             raise RequestError("this client's policy does not let models leave, and the run file has share_models.")
-        shape = "linear" if purpose != "advise" else run.advice.shape if run.advice is not None else "auto"
-        if shape != "linear" and not self._allows("histograms"):
-            raise RequestError(
-                "this client's policy does not let histograms leave, and the run tries columns for nonlinear effects; "
-                'set shape = "linear" in [advice].'
-            )
         many = (
             options.clients if isinstance(options.clients, int) else len(options.clients) if options.clients else None
         )
@@ -83,6 +75,13 @@ class Policy(BaseModel):
             raise RequestError(f"this client's policy allows {self.max_rounds} rounds, not {run.training.rounds}.")
         if self.max_epsilon is not None:
             self._check_epsilon(run)
+
+    def check_plan(self, digest: str) -> None:
+        """Refuse a plan of recommendations that the operator has not read."""
+        if self.plans is not None and digest not in self.plans:
+            raise RequestError(
+                f"this client's policy does not list the plan {digest}; read it with `mooring advise RUN.toml --plan`."
+            )
 
     def _check_epsilon(self, run: RunFile) -> None:
         from mooring.engines.privacy import DEFAULT_DELTA, compute_epsilon
@@ -100,11 +99,9 @@ class Policy(BaseModel):
 
     def check_request(self, what: str, fields: JsonObject, name: str) -> None:
         """Refuse a request for a quantity that may not leave, or for too small a cohort."""
-        wanted = [REQUESTS[what].quantity] if REQUESTS[what].quantity else []
-        wanted += [QUANTITY_OF_FUNCTION[name] for name in count_functions(fields) if name in QUANTITY_OF_FUNCTION]
-        for quantity in wanted:
-            if not self._allows(quantity):
-                raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
+        quantity = REQUESTS[what].quantity
+        if quantity and not self._allows(quantity):
+            raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
         turn = fields.get("round")
         if isinstance(turn, list) and len(turn) > 3 and int(turn[3]) < self.min_clients:
             raise RequestError(

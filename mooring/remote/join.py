@@ -64,12 +64,14 @@ def join(
     insecure: bool = False,
     trust: bool = False,
     policy: Path | None = None,
+    again: bool = False,
     kinds: Mapping[str, type[ClientNode]] = CLIENT_KINDS,
     report: Callable[[str], None],
 ) -> list[JsonObject]:
     """Take part with one client's table until its runs are finished; return each run's losses and the model's path.
 
-    Of several runs, those that this client has finished are not repeated. `kinds` are clients by the purpose of a run.
+    Of several runs, those that this client has finished are not repeated. With `again` its operator agrees that the same
+    rows are added up with another cohort than before. `kinds` are clients by the purpose of a run.
     """
     from mooring.remote.http.client import ServerAddress, answer_until, split_address
 
@@ -91,6 +93,7 @@ def join(
         identity = load_identity(key, peers, ca)
         kind = kinds[run.mooring.purpose]
         client = kind(run, Path(data).resolve(), Path(state).resolve(), name, report, identity=identity, policy=rules)
+        client.again = again
         if len(files) > 1:
             report(f"run {len(clients) + 1} of {len(files)}: {Path(file).name}")
         _announce(client, keep_result=len(files) > 1)

@@ -98,7 +98,6 @@ class AdviceClientNode(ClientNode):
     own_answers: ClassVar[dict[str, Callable[..., Payload]]] = {}
     what = "a recommendation"
     reveals = REVEALS
-    again = False  # whether its operator agreed that the same table takes part with another cohort
 
     @property
     def sums(self) -> Path:
@@ -124,6 +123,8 @@ class AdviceClientNode(ClientNode):
     @cached_property
     def statement(self) -> JsonObject:
         refuse_unsupported(self.run)
+        if self.policy is not None:
+            self.policy.check_plan(plan_digest(self.run))
         public = self.private.public_key().public_bytes_raw()
         columns = [*self.member.features, schema_options(self.run).target]
         return make_statement(self.digest, plan_digest(self.run), self.name, columns, public)
