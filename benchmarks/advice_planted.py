@@ -33,10 +33,10 @@ from mooring.advice.evaluation.cross_fitting import cross_fit
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
 from mooring.advice.inference.recommendation import recommend
 from mooring.data.folds import concatenate_rows
-from mooring.data.generators import LinearFederation
 from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.random_effects import fit_reml
 from mooring.tasks.linear import Linear
+from mooring_papers.generators import LinearFederation
 
 GRID = {"clients": (50, 200), "dim": (3, 10, 20), "samples": (5, 20, 100, 500), "spread": (0.0, 0.1, 0.3, 1.0, 3.0)}
 QUICK = {"clients": (50,), "dim": (3, 10), "samples": (5, 20, 100), "spread": (0.0, 0.3, 1.0)}

@@ -34,10 +34,10 @@ import torch
 
 from mooring import advise
 from mooring.data.folds import concatenate_rows
-from mooring.data.generators import LinearFederation
 from mooring.data.loading import load
 from mooring.partial_pooling.lambda_path import LAMBDA_SCALES, initial_curvature, solve_path
 from mooring.tasks.catalog import build
+from mooring_papers.generators import LinearFederation
 from tests.support.tables import EXAM
 
 COMMANDS = ("heart", "parkinsons")

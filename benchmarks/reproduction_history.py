@@ -1,6 +1,6 @@
 """Results of the experiments from before their claims were registered, read from the repository's history.
 
-    python -m benchmarks.reproduction_history docs/reproduction/history.json
+    python -m benchmarks.reproduction_history papers/docs/reproduction/history.json
 
 Each claim of each record that was committed to docs/reproduction up to LAST, with its wording, repeats, data and result
 at that commit; an unchanged record is listed once. The pages show them folded, including dropped claims.
@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 from mooring.core.papers import paper_key
-from mooring.report.markdown import format_key_number
 from mooring.runs.atomic_files import write_json
+from mooring_papers.report.markdown import format_key_number
 
-FOLDER = "docs/reproduction"
+FOLDER = "docs/reproduction"  # where they were at that time
 LAST = "44b69c4"  # the last commit before the registration
 
 

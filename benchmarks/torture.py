@@ -42,10 +42,7 @@ from mooring.engines.privacy import compute_epsilon, draw_normals
 from mooring.engines.reply_checks import check_sizes, check_weights, clip_messages
 from mooring.engines.simulator import resolve
 from mooring.engines.training_state import TrainingPlan, TrainingState
-from mooring.experiments.base.reproduce import reproduce as run_experiments
-from mooring.experiments.base.trial_cache import CACHE_DIR_VARIABLE
 from mooring.report.html_report import write_report
-from mooring.report.reproduction import draw_record
 from mooring.runs.atomic_files import CHECKSUM_MARK, json_bytes, read_json, read_parquet
 from mooring.runs.checkpoint import CHECKPOINT_FOLDER, read_latest_checkpoint
 from mooring.runs.directory import SECONDS_FILE, open_run
@@ -77,7 +74,7 @@ def table(path: Path, clients: int = 6, rows: int = 20) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return digests of all files that equal runs share; seconds of a reproduction's record do not count."""
+    """Return digests of all files that equal runs share; seconds in a JSON file do not count."""
     files = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (SECONDS_FILE, ".mooring.lock"))
     return {str(f.relative_to(folder)): hashlib.sha256(read_without_seconds(f)).hexdigest() for f in files}
 
@@ -156,25 +153,19 @@ def other_jobs(folder: Path) -> list[Job]:
     """Return commands that have nothing to resume: their output is complete, or they are run again."""
     rows, new_client, before = table(folder / "rows.csv"), folder / "new_client.csv", folder / "before"
     pd.read_csv(rows).query("who == 'client 0'").drop(columns="who").to_csv(new_client, index=False)
-    joined, page, papers = folder / "joined", folder / "page", folder / "papers"
+    joined, page = folder / "joined", folder / "page"
     options = COLUMNS | {"rounds": 3, "checkpoint_every": 1}
     mooring.fit(rows, algorithm="apfl", out=before, **options)
-    os.environ[CACHE_DIR_VARIABLE] = str(papers / "trials")
 
     def show() -> None:
         page.mkdir(exist_ok=True)
         write_report([before], page / "report.html")
-
-    def reproduce() -> None:
-        for record in run_experiments("alternative-weights", "smoke", papers, workers=1):
-            draw_record(record, papers)
 
     return [
         Job(
             "personalize", joined, lambda: mooring.personalize(before, new_client, out=joined), lambda: open_run(joined)
         ),
         Job("report", page, show, show),
-        Job("reproduce", papers, reproduce, reproduce),
     ]
 
 
@@ -193,8 +184,13 @@ def select(items: list[Any], quick: bool, count: int = 6) -> list[Any]:
 
 
 def kills(folder: Path, quick: bool) -> TrialResult:
+    return kill_jobs([*jobs(folder), *other_jobs(folder)], folder, quick)
+
+
+def kill_jobs(tried_jobs: list[Job], folder: Path, quick: bool) -> TrialResult:
+    """Kill each job at calls and at moments, resume it, and compare with an undisturbed run."""
     attempts, wrong = 0, []
-    for job in [*jobs(folder), *other_jobs(folder)]:
+    for job in tried_jobs:
         job.begin()
         right = digests(job.out)
         shutil.rmtree(job.out)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mooring.commands.common import RESUMABLE_RUNS, app
+from mooring.commands.plugins import has_command, load_commands
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.logs import LOGGER
@@ -18,7 +19,7 @@ from mooring.core.memory import keep_freed_memory
 from mooring.core.trusted_files import CONFIRMATIONS
 from mooring.runs.sections import installed_version
 
-for part in ("training", "models", "data", "papers", "reference", "federation"):  # in the order of `mooring --help`
+for part in ("training", "models", "data", "reference", "federation"):  # in the order of `mooring --help`
     import_module(f"mooring.commands.{part}")
 
 DEBUG = {"on": False}
@@ -55,6 +56,8 @@ def main(argv: list[str] | None = None) -> None:
         keep_freed_memory()  # only here: a user's own process decides for itself
         LOGGER.setLevel("WARNING" if "--quiet" in given else "DEBUG" if "--verbose" in given else "INFO")
         words = [word for word in given if word not in GLOBAL_FLAGS] or ["--help"]
+        if not has_command(app, words[0]):
+            load_commands(app)  # only here: to look for installed packages takes a while
         code = app(words, prog_name="mooring", standalone_mode=False)
         if code == 130:  # typer's own way to say that it was interrupted
             describe_interruption()

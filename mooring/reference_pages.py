@@ -29,19 +29,19 @@ This page is written by `python -m mooring.reference_pages algorithms > docs/alg
 """
 
 
-def format_commands() -> str:
-    """docs/commands.md: every command with its help and its options."""
+def format_commands(package: str = "mooring", header: str = COMMANDS_HEADER) -> str:
+    """docs/commands.md: every command of a package with its help and its options."""
     from mooring.cli import app
 
-    return "\n".join([COMMANDS_HEADER, *_describe_group(typer.main.get_command(app), ("mooring",))])
+    return "\n".join([header, *_describe_group(typer.main.get_command(app), ("mooring",), package)])
 
 
-def _describe_group(command: click.Command, path: tuple[str, ...]) -> Iterator[str]:
-    """The sections of the commands below one, in alphabetical order."""
+def _describe_group(command: click.Command, path: tuple[str, ...], package: str) -> Iterator[str]:
+    """The sections of a package's commands below one, in alphabetical order."""
     for name, child in sorted(getattr(command, "commands", {}).items()):
         if isinstance(child, click.Group):
-            yield from _describe_group(child, (*path, name))
-        elif not child.hidden:
+            yield from _describe_group(child, (*path, name), package)
+        elif not child.hidden and (child.callback.__module__ or "").partition(".")[0] == package:
             yield _describe_command(child, (*path, name))
 
 

@@ -7,14 +7,14 @@ from multiprocessing import Pipe
 import numpy as np
 import pytest
 
-from mooring.experiments.base.runner import Unit
+from mooring.core.cohort import Round
 
 
 def test_the_hook_hears(unpickled):
-    pickle.loads(pickle.dumps(Unit))  # noqa: S301
-    assert len(unpickled) == 1 and "Unit" in unpickled[0]
+    pickle.loads(pickle.dumps(Round))  # noqa: S301
+    assert len(unpickled) == 1 and "Round" in unpickled[0]
     array = io.BytesIO()
-    np.save(array, np.array([Unit]), allow_pickle=True)
+    np.save(array, np.array([Round]), allow_pickle=True)
     array.seek(0)
     with pytest.raises(ValueError):
         np.load(array)
@@ -23,5 +23,5 @@ def test_the_hook_hears(unpickled):
 
 def test_talk_between_our_own_processes_is_another_thing(unpickled):
     here, there = Pipe()
-    here.send(Unit)
-    assert there.recv() is Unit and not unpickled
+    here.send(Round)
+    assert there.recv() is Round and not unpickled

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent.parent
-OURS = {"heart.csv", "parkinsons.csv"}  # both CC BY 4.0, see mooring/data/embedded/NOTICE
+OURS = {"flights.csv", "heart.csv", "parkinsons.csv", "penguins.csv"}  # CC0 or CC BY 4.0, see mooring/data/embedded/NOTICE
 pytestmark = pytest.mark.slow
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.commands.common import app, print_json
+from mooring.commands.plugins import load_commands, papers_missing
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.options import Json
@@ -128,25 +129,25 @@ LISTS: dict[str, tuple[str, str, str, dict[str, str]]] = {  # module, what lists
         "describe",
         {"flag": "flag", "file": "run file", "python": "Python", "default": "default", "summary": "what"},
     ),
-    "experiments": (
-        "mooring.experiments.base.catalog",
-        "list_experiments",
-        "describe_experiment",
-        {"id": "experiment", "title": "what", "claims": "claims"},
-    ),
 }
+OF_PAPERS = "experiments"  # listed by mooring-fl[papers], which adds its row to LISTS
+LIST_NAMES = [*LISTS, OF_PAPERS]
 
 
 @app.command("list", epilog="Example: mooring list algorithms")
 def list_(
-    what: Annotated[str, typer.Argument(hidden=True, metavar=f"{'|'.join(LISTS)}")],
+    what: Annotated[str, typer.Argument(hidden=True, metavar=f"{'|'.join(LIST_NAMES)}")],
     json_: Json = False,
 ) -> None:
     """List algorithms, tasks, data sets, options or experiments."""
     from mooring.report.terminal import Display
 
+    if what == OF_PAPERS:
+        load_commands(app)
+        if what not in LISTS:
+            raise papers_missing("mooring list experiments")
     if what not in LISTS:
-        raise RequestError(f"mooring list: {describe_unknown('list', what, LISTS)}.")
+        raise RequestError(f"mooring list: {describe_unknown('list', what, LIST_NAMES)}.")
     module, names, describe, columns = LISTS[what]
     catalog = import_module(module)
     rows = [getattr(catalog, describe)(name) for name in getattr(catalog, names)()]

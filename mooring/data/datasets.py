@@ -1,4 +1,4 @@
-"""Data sets by name: two tables that come with the package, and the image and text data of `image_datasets.py`."""
+"""Data sets by name: tables that come with the package, and the image and text data of `image_datasets.py`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class EmbeddedTable(NamedTuple):
 
 
 EMBEDDED_TABLES = {
+    "flights": EmbeddedTable("flights.csv", "airline", "late", "late flights of 16 airlines from New York in 2013"),
+    "penguins": EmbeddedTable("penguins.csv", "colony", "body_mass", "body mass of 333 penguins of five colonies"),
     "heart": EmbeddedTable("heart.csv", "hospital", "disease", "heart disease of 920 patients in four hospitals"),
     "parkinsons": EmbeddedTable(
         "parkinsons.csv", "subject", "total_UPDRS", "Parkinson symptoms of 42 patients, by voice"

@@ -8,9 +8,12 @@ from mooring.core.papers import PAPERS, Paper
 
 HEAD = """# Papers
 
-Docstrings, messages and experiments cite papers by a short key and a place: `apfl, Theorem 2`. Figures, tables and
-claims of the first five are reproduced; their alias is understood wherever an experiment is named: `004-fig1` is
-`kernel-fig1`.
+Docstrings, messages and experiments cite papers by a short key and a place: `apfl, Theorem 2`.
+
+Figures, tables and claims of the first five are reproduced by a distribution of its own, `papers/` in the repository.
+`pip install 'mooring-fl[papers]'` adds the commands `mooring reproduce` and `mooring theorem`. The results are in
+`papers/docs/reproduction.md`, and `papers/docs/experiments.md` shows how an experiment is added. A paper's alias is
+understood wherever an experiment is named: `004-fig1` is `kernel-fig1`.
 
 | key | paper | about | alias |
 |---|---|---|---|

@@ -13,10 +13,10 @@ from mooring.advice.advise import advise, as_json, resume
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.cli import main
 from mooring.core.errors import RequestError
-from mooring.data.generators import LinearFederation
 from mooring.engines.theory_report import theory_as_json
 from mooring.runs.atomic_files import json_bytes, to_json
 from mooring.runs.directory import RunDirectory, open_run
+from tests.support.linear_federation import LinearFederation
 from tests.support.planted_table import planted
 
 

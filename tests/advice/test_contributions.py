@@ -14,11 +14,11 @@ from mooring.advice.reporting.contributions import (
     select_discoveries,
 )
 from mooring.data.folds import row_losses
-from mooring.data.generators import LinearFederation
 from mooring.partial_pooling.client_prior import estimate_priors, select_priors
 from mooring.partial_pooling.lambda_path import ridge_mask
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
+from tests.support.linear_federation import LinearFederation
 from tests.support.problems import linear_clients, logistic_clients
 
 

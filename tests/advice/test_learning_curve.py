@@ -9,9 +9,9 @@ import mooring
 from mooring.advice.candidates.families import SIZE, Setting
 from mooring.advice.reporting.contributions import fit_with_curvature, mean_degrees_of_freedom
 from mooring.advice.reporting.learning_curve import estimate_learning_curve
-from mooring.data.generators import LinearFederation
 from mooring.partial_pooling.client_prior import estimate_priors
 from mooring.tasks.linear import Linear
+from tests.support.linear_federation import LinearFederation
 from tests.support.tables import EXAM
 
 NOISE, SPREAD, DIM, ROWS = 1.0, 0.3, 4, 40.0

@@ -34,9 +34,9 @@ from mooring.advice.reporting.setting_summary import as_algorithm, client_lams, 
 from mooring.algorithms.base import build
 from mooring.core.cohort import Rows
 from mooring.data.folds import assign_folds, concatenate_rows, iterate_folds, row_clients
-from mooring.data.generators import LinearFederation
 from mooring.partial_pooling.client_prior import average_kinds, estimate_global_ridge, estimate_priors, kind_weights
 from mooring.tasks.linear import Linear
+from tests.support.linear_federation import LinearFederation
 from tests.support.problems import linear_clients, simulate
 
 

@@ -11,10 +11,10 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.minibatches import minibatches
 from mooring.data.clients import from_arrays
-from mooring.experiments.exact_minimum import minimize_objective
 from mooring.tasks.linear import Linear
 from mooring.theory.moreau import moreau
 from tests.algorithms.quadratics import LAM, MU, SMOOTH, D, M, Quadratics
+from tests.support.personalized_objective import minimize_objective
 from tests.support.problems import PROBLEMS, simulate
 
 PER_CLIENT = np.linspace(0.3, 2, M)

@@ -10,13 +10,13 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.engines.loop import run
 from mooring.engines.training_state import TrainingPlan, TrainingState
-from mooring.experiments.exact_minimum import minimize_objective, objective
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Sigmoid
 from mooring.tasks.logistic import Logistic
 from mooring.theory import one_stage_rate, two_stage_rate
 from mooring.theory.moreau import moreau
 from tests.algorithms.quadratics import LAM, MU, SMOOTH, D, M, Quadratics
+from tests.support.personalized_objective import minimize_objective, objective
 from tests.support.problems import PROBLEMS, linear_clients, settled_simulator, simulate
 
 

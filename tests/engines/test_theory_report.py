@@ -6,13 +6,13 @@ from math import isfinite
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.data.generators import LinearFederation
 from mooring.engines.theory_report import report_theory
 from mooring.runs.atomic_files import to_json
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
 from mooring.theory.moreau import moreau
+from tests.support.linear_federation import LinearFederation
 from tests.support.problems import logistic_clients
 
 

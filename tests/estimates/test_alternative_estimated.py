@@ -6,12 +6,12 @@ Linear regression with exact minimisers; the average excess risk of one common m
 import numpy as np
 import pytest
 
-from mooring.data.generators import LinearFederation
 from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.constants import estimate_constants
 from mooring.estimates.heterogeneity import estimate_radius
 from mooring.tasks.linear import Linear
 from mooring.theory.alternative import crossing_radius
+from tests.support.linear_federation import LinearFederation
 
 CLIENTS, ROWS, DIM, NOISE = 30, 60, 5, 1.0
 RADII = np.array([0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0])

@@ -31,7 +31,7 @@ from mooring.estimates.squared_length_interval import (
 )
 from mooring.estimates.task_random_effects import SampledRandomEffects
 from mooring.tasks.logistic import Logistic
-from mooring.theory import diversity
+from tests.support import radii
 
 from .planted import linear_rows, logistic_rows, truths
 
@@ -78,13 +78,11 @@ def test_no_noise_gives_a_point():
     )
     p = np.array([0.2, 0.3, 0.5])
     found = estimate_radius(fits, torch.from_numpy(p))
-    expected = diversity.radius_rms(points.numpy(), p)
+    expected = radii.radius_rms(points.numpy(), p)
     assert found.value == pytest.approx(expected)
     assert found.low == pytest.approx(expected, rel=1e-4) and found.high == pytest.approx(expected, rel=1e-4)
-    assert estimate_max_radius(fits, torch.from_numpy(p)).value == pytest.approx(
-        diversity.radius_max(points.numpy(), p)
-    )
-    assert estimate_diameter(fits).value == pytest.approx(diversity.pairwise_spread(points.numpy()))
+    assert estimate_max_radius(fits, torch.from_numpy(p)).value == pytest.approx(radii.radius_max(points.numpy(), p))
+    assert estimate_diameter(fits).value == pytest.approx(radii.pairwise_spread(points.numpy()))
 
 
 def test_cumulants_equal_those_of_the_full_matrix():
@@ -140,9 +138,9 @@ def test_client_radii_maximum_and_diameter_cover():
     for _ in range(40):
         w = truths(6, 3, 0.7, p.numpy(), rng)
         stats = compute_linear_stats(linear_rows(n, w, rng)[0])
-        each.append(covered(estimate_client_radii(stats), torch.from_numpy(diversity.distances(w, p))).double().mean())
-        largest.append(covered(estimate_max_radius(stats), diversity.radius_max(w, p)))
-        widest.append(covered(estimate_diameter(stats), diversity.pairwise_spread(w)))
+        each.append(covered(estimate_client_radii(stats), torch.from_numpy(radii.distances(w, p))).double().mean())
+        largest.append(covered(estimate_max_radius(stats), radii.radius_max(w, p)))
+        widest.append(covered(estimate_diameter(stats), radii.pairwise_spread(w)))
     assert 0.9 <= np.mean(each) <= 0.99
     assert np.mean(largest) >= 0.93 and np.mean(widest) >= 0.93
 
@@ -156,7 +154,7 @@ def test_few_rows_are_not_identified_and_the_likelihood_steps_in():
     assert np.isnan(estimate_radius(stats).value) and "20 of 25 clients" in estimate_radius(stats).warnings[0]
     spread = SampledRandomEffects(fit_reml(stats), torch.arange(25))
     found, most, each = estimate_radii(stats, spread)
-    truth = diversity.distances(w, p)
+    truth = radii.distances(w, p)
     assert float(most.value) == pytest.approx(truth.max(), rel=0.5) and np.isnan(most.low)
     assert np.mean(each.value.numpy() ** 2) == pytest.approx(np.mean(truth**2), rel=0.4)
     assert covered(found, 1.0) and found.method == "restricted likelihood"

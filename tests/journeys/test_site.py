@@ -20,13 +20,10 @@ ELSEWHERE = {  # pages that other tests go through, or that only show what is do
     "advice.md": "tests/journeys/test_analyst.py",
     "coming-from-lme4.md": "tests/journeys/test_statistician.py",
     "deploying.md": "tests/engines/test_flower_processes.py",
-    "claims.md": "tests/experiments: minutes of work",
-    "experiments.md": "tests/experiments: minutes of work",
     "network-adapters.md": "tests/journeys/test_adapters.py",
     "networks.md": "tests/journeys/test_researcher.py",
     "performance.md": "its commands measure for minutes",
     "reliability.md": "its commands take minutes",
-    "reproduction.md": "tests/experiments: minutes of work",
     "scikit-learn.md": "tests/journeys/test_scikit_learn.py",
     "tables.md": "tests/journeys/test_analyst.py",
     "theory.md": "tests/journeys/test_analyst.py",
@@ -120,8 +117,6 @@ def test_the_readme_is_short_and_its_counts_are_current():
     text = (ROOT / "README.md").read_text()
     assert 400 <= len(re.sub(r"```text\n.*?```", "", text, flags=re.S).split()) <= 500  # without what commands print
     assert f"\n- {len(algorithm_names())} algorithms" in text
-    claims = re.search(r"Of (\d+) registered claims", (ROOT / "docs" / "reproduction.md").read_text())[1]
-    assert f"each of {claims} registered claims" in text
 
 
 def test_reference_pages_are_current():

@@ -13,7 +13,6 @@ import pytest
 from mooring.core.errors import RequestError
 from mooring.report import terminal_results
 from mooring.report.figures import draw_images
-from mooring.report.reproduction import show_claims
 from mooring.report.terminal import Display, format_cell
 from mooring.runs.atomic_files import frame_from_rows, json_bytes
 from mooring.runs.directory import open_run
@@ -107,18 +106,7 @@ def findings(display):
     terminal_results.show_findings(display, "rows.csv", [row | {"count": 1}] * 2)
 
 
-def claims(display):
-    numbers = {"value": LOSS, "reference": 2 * LOSS, "ratio": GAIN, "low": GAIN, "high": LOSS, "limit": 1.0}
-    row = {
-        "experiment": "kernel-fig1",
-        "says": f"the error stays below {format_cell(LOSS)} at every R",
-        "word": "open",
-        "registration": None,
-    }
-    show_claims(display, [row | {"worst": numbers}], "quick", "out")
-
-
-@pytest.mark.parametrize("show", [fit, advice, comparison, repeated, new_clients, theory, findings, claims])
+@pytest.mark.parametrize("show", [fit, advice, comparison, repeated, new_clients, theory, findings])
 def test_every_table_fits_80_columns_and_cuts_no_number(show, capsys, monkeypatch):
     """A narrow terminal shows the numbers that a wide one shows, but for columns that it says it left out."""
     seen = {}
@@ -212,7 +200,7 @@ def test_reports_need_only_the_directory(run, tmp_path):
         "from mooring.report.terminal import Display\n"
         "show_run(Display(), 'there', per_client=True)\n"
         "draw_images('there')\n"
-        "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'experiments', 'data.sources', 'theory')\n"
+        "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'data.sources', 'theory')\n"
         "sys.exit(any(name.startswith(f'mooring.{room}') for name in sys.modules for room in rooms))\n"
     )
     env = {**os.environ, "PYTHONPATH": os.getcwd(), "COLUMNS": "80"}

@@ -152,7 +152,6 @@ def test_an_out_that_cannot_be_written_is_noticed_at_once(rows, tmp_path, capsys
         ["advise", rows, "--out", "file/run"],
         ["predict", "run", rows, "--out", "file/p.csv"],
         ["personalize", "run", rows, "--out", "file/m.safetensors"],
-        ["reproduce", "all", "--out", "file/r"],
     ):
         code, err = said(capsys, *command)
         assert code == 2 and "file is not a folder" in err, command

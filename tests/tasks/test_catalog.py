@@ -12,7 +12,6 @@ NAMES = {
     "linear",
     "logistic",
     "module",
-    "phase",
     "poisson",
     "quantile",
     "sigmoid",
@@ -28,8 +27,8 @@ def test_all_tasks_are_found():
 def test_describes_itself(name):
     told = catalog.describe(name)
     assert told["summary"] and told["targets"] and "ridge" in told["fields"] and "dtype" not in told["fields"]
-    assert told["exact"] == (name not in ("module", "phase", "sigmoid"))
-    assert told["smooth"] == (name not in ("absolute", "hinge", "phase", "quantile"))
+    assert told["exact"] == (name not in ("module", "sigmoid"))
+    assert told["smooth"] == (name not in ("absolute", "hinge", "quantile"))
 
 
 @pytest.mark.parametrize("kind, name", [("regression", "linear"), ("binary", "logistic"), ("count", "poisson")])

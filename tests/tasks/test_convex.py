@@ -7,12 +7,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 
 from mooring.core.cohort import Batch
-from mooring.experiments.training_curves import measure_accuracy
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.proximal import MIN_RIDGE
 from tests.support.accuracy import assert_equal_up_to_rounding, condition
 from tests.support.derivatives import assert_derivatives_equal_differences
+from tests.support.personalized_objective import measure_accuracy
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients
 
 TASKS = ("linear", "logistic", "softmax")

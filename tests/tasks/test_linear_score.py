@@ -6,20 +6,18 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from sklearn.linear_model import PoissonRegressor
 from sklearn.metrics import accuracy_score, mean_poisson_deviance
 from sklearn.svm import LinearSVC
 
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
-from mooring.core.task import HasProx, HasSolve
+from mooring.core.task import HasSolve
 from mooring.estimates.client_statistics import collect_statistics
-from mooring.experiments.training_curves import measure_accuracy
 from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile, Sigmoid, SquaredHinge
 from mooring.tasks.linear_score import KINK_RIDGE
-from mooring.tasks.phase_retrieval import PhaseRetrieval
 from tests.support.derivatives import assert_derivatives_equal_differences
+from tests.support.personalized_objective import measure_accuracy
 from tests.support.problems import linear_clients, logistic_clients
 
 SIZES = (6, 17, 40)
@@ -51,7 +49,7 @@ def batch_of(task, seed=0, whole=False):
         "binary": lambda z: (z + rng.logistic(size=len(z)) > 0).astype(float),
         "count": lambda z: rng.poisson(np.exp(0.5 * z)).astype(float),
     }[task.kinds[0]]
-    ys = [draw(z) ** 2 if task.name == "phase" else draw(z) for z in scores]
+    ys = [draw(z) for z in scores]
     longest = max(SIZES)
     x, y, weight = np.full((3, longest, 3), 7.0), np.ones((3, longest)), np.zeros((3, longest))
     for i, n in enumerate(SIZES):
@@ -222,35 +220,6 @@ def test_quantiles_cover_their_share():
         Quantile(2, tau=1.5)
 
 
-@pytest.mark.parametrize("excess", [1.05, 3.0])
-def test_prox_of_phase_retrieval_is_the_minimiser(excess):
-    task = PhaseRetrieval(3, ridge=0.05, exact=True)
-    rows, center = batch_of(task)[0], at(task)
-    lam = excess * float(task.weak(rows).max())
-    v = task.prox(center, lam, rows)
-
-    def value(u):
-        return task.loss(u, rows) + lam / 2 * (u - center).square().sum(1)
-
-    best = value(v)
-    # Strongly convex with modulus lam - weak around its minimiser: that much higher everywhere else.
-    for seed in range(60):
-        step = at(task, seed, scale=10 ** (-seed / 12))
-        floor = (lam - task.weak(rows)) / 2 * step.square().sum(1)
-        assert bool((value(v + step) >= best + floor - 1e-11).all())
-    for i in range(3):
-
-        def one(u, i=i):
-            return float(value(torch.from_numpy(u).expand(3, -1))[i])
-
-        found = minimize(one, center[i].numpy(), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13})
-        assert found.fun >= float(best[i]) - 1e-10
-    with pytest.raises(RequestError, match="phase': the prox needs lam above the modulus"):
-        task.prox(center, 0.1, rows)
-    assert isinstance(task, HasProx) and not isinstance(PhaseRetrieval(3), HasProx)
-    assert float(task.start(4).norm()) == pytest.approx(1)
-
-
 @pytest.mark.parametrize("name", SMOOTH)
 def test_constants_bound_the_curvature(name):
     task = SMOOTH[name]
@@ -269,14 +238,12 @@ def test_constants_bound_the_curvature(name):
         assert bool((c.convex < 0).all())
 
 
-@pytest.mark.parametrize(
-    "task", [Absolute(3), Quantile(3, tau=0.3), PhaseRetrieval(3), PhaseRetrieval(3, exact=True, ridge=20.0)]
-)
+@pytest.mark.parametrize("task", [Absolute(3), Quantile(3, tau=0.3)])
 def test_facts_of_losses_with_kinks(task):
     clients = linear_clients()
     facts = collect_statistics(task, clients.cohort(), task.start(), ("fit",))
     assert bool(facts.smooth.isnan().all()) and bool((facts.noise > 0).all()) and facts.fit is None
-    assert bool((facts.convex < 0).all() if task.name == "phase" and not task.exact else (facts.convex > 0).all())
+    assert bool((facts.convex > 0).all())
 
 
 def test_facts_of_classifiers():

@@ -5,8 +5,8 @@ import pytest
 
 from mooring.core.errors import RequestError
 from mooring.theory import lambda_one_stage as theory
-from mooring.theory.diversity import radius_max
 from mooring.theory.weights import s1, s2, size_weights, uniform_weights
+from tests.support.radii import radius_max
 
 RNG = np.random.default_rng(3)
 CONSTANTS = {"mu": 0.5, "smooth": 2.0, "noise": 1.3}

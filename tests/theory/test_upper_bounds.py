@@ -5,11 +5,10 @@ import pytest
 
 from mooring.theory import upper_bounds as theory
 from mooring.theory.alternative import fedprox_aer_regime
-from mooring.theory.diversity import radius_max, radius_rms
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
-from mooring.theory.stability import aer_from_stability, fedavg_stability, fedprox_stability
 from mooring.theory.weights import imbalance, s1, s2, size_weights, uniform_weights
+from tests.support.radii import radius_max, radius_rms
 
 RNG = np.random.default_rng(7)
 MU, SMOOTH, DIM, RADIUS = 0.4, 2.0, 2, 1.0
@@ -195,19 +194,3 @@ def test_orders_have_no_constant_by_default():
     assert np.array_equal(
         theory.fedprox_ier_at(0.1, *rest, P, N), theory.fedprox_ier_at(0.1, *rest, P, N, constant=1.0)
     )
-
-
-def test_constants_of_the_proofs_follow_from_stability():
-    """Eq. C.1: 4 smooth R^2 + sum p_i gamma_i. Eq. 4.9: 2 sum p_i gamma_i + lam/2 R^2. Eq. C.4: 8 and 8 + 1."""
-    gamma = fedavg_stability(SMOOTH, ELL_MAX, MU, P, N)
-    found = theory.fedavg_aer(0.3, MU, SMOOTH, ELL_MAX, P, N, constants=theory.FEDAVG_AER_PROOF)
-    assert found == pytest.approx(4 * SMOOTH * 0.09 + P @ gamma)
-    alone = fedavg_stability(SMOOTH, ELL_MAX, MU, [1.0], [25])
-    assert theory.local_ier(MU, SMOOTH, ELL_MAX, [25], constant=theory.LOCAL_PROOF) == pytest.approx(alone)
-    gamma = fedprox_stability(SMOOTH, ELL_MAX, MU, 0.04, P, N)
-    found = theory.fedprox_aer_at(0.04, 0.3, MU, SMOOTH, ELL_MAX, P, N, constant=theory.FEDPROX_PROOF)
-    assert found == pytest.approx(aer_from_stability(0.0, gamma, 0.04, 0.3, P))
-    distance2 = 8 / MU**2 * (1.7**2 * s2(P, N) + (SMOOTH * 0.3) ** 2)  # bound on E|w - w*_avg|^2
-    found = theory.fedavg_ier(0.3, MU, SMOOTH, 1.7, P, N, constants=theory.FEDAVG_IER_PROOF)
-    slack = (SMOOTH**3 / MU**2 - SMOOTH) * 0.09  # smooth R^2 <= smooth^3/mu^2 R^2
-    assert found == pytest.approx(SMOOTH * (distance2 + 0.09) + slack)
