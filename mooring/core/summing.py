@@ -7,13 +7,13 @@ What a program returns, such as a client's personal model, never leaves the clie
 
     total = yield Sum(MOMENTS, values)         # values [C, k] of a cohort of C clients, total [k]
 
-In one process the programs of all clients advance together (`run_together`); across machines each of them runs where its
-rows are, and the parts are masked (`remote/transcript.py`). Both add the same whole numbers, so that they agree to the
-last bit: a value is sent as a multiple of its step's quantum, modulo 2^64.
+In one process the programs of all clients advance together (`run_together`); across machines each of them runs where
+its rows are, and the parts are masked (`remote/transcript.py`). Both add the same whole numbers, so that they agree to
+the last bit: a value is sent as a multiple of its step's quantum, modulo 2^64.
 
 A step whose values are a sum over rows of functions of single rows (moments, histograms, gradients at a model that all
-clients know) is linear in rows: it shows of a client only what it shows of a set of rows. The numbers of all other steps
-count against a budget (`advice/federated/plan.py`): few numbers cannot determine what each client's rows look like.
+clients know) is linear in rows: it shows of a client only what it shows of a set of rows. The numbers of all other
+steps count against a budget (`advice/federated/plan.py`): few numbers cannot determine what a client's rows look like.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run_together(programs: Sequence[Program[T]], record: list[tuple[str, int]] |
             raise RuntimeError(f"the clients are at different steps: {sorted(sizes)}")
         if record is not None:
             record.append(next(iter(sizes)))
-        total = np.sum([to_integers(part) for part in waiting], axis=0, dtype=np.uint64)
+        total = np.add.reduce([to_integers(part) for part in waiting])
         values, ended = to_values(total, step, int(total[-1])), 0
         for i, program in enumerate(programs):
             try:

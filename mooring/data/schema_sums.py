@@ -19,8 +19,12 @@ value to within the bin (19 %; a factor of 4 or more far from usual magnitudes),
 Levels are counted in a table of `BUCKETS` buckets per column, by a hash with a secret that clients share and the
 server does not have. Each level adds a code to its bucket, which a mean of different codes imitates once in 2^20 cases,
 so that two levels in one bucket are detected, and counted again with another salt. The name of a level is added up, as
-bytes, only if at least `MIN_LEVEL_ROWS` rows of at least `MIN_LEVEL_CLIENTS` clients have it (of both, if there are
+bytes, only if at least `MIN_LEVEL_ROWS` rows of at least `MIN_CLIENTS` clients have it (of both, if there are
 two clients); other levels count as "other". Numbers and dates have no levels.
+
+Votes, flags and tables count clients and rows; they are whole numbers and do not count against the budget of numbers
+that are not linear in rows. Nor does the sum of the medians in the central bin, one number per column, which needs
+`MIN_CLIENTS` clients in the bin (two of two).
 
 Equal to `agree_on_schema` of the pooled table: kinds, empty and constant columns, texts with too many levels, keys that
 are text, classes, counts, and levels in their order if rare ones are taken as "other" there; means and scales to 1e-9.
@@ -76,7 +80,8 @@ from mooring.data.target import (
 )
 
 BUCKETS = 4096  # of a column's levels
-MIN_LEVEL_ROWS, MIN_LEVEL_CLIENTS = 10, 3  # a rarer level's name is not shared
+MIN_LEVEL_ROWS = 10  # of a level whose name is shared
+MIN_CLIENTS = 3  # whose level has a name, or whose medians are added up
 MAX_SALTS = 4  # tables by which levels that share a bucket are told apart
 CODE_BITS = 20
 MEDIAN_STEPS = 2.0**48  # of the largest magnitude in a bin
@@ -113,7 +118,7 @@ class SchemaOptions:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What a client has after the agreement. The server has no rows and no notes of its own."""
+    """What a client has after the agreement. The server has no rows, and no notes of its own."""
 
     schema: Schema
     plan: SchemaPlan
@@ -202,8 +207,56 @@ def agree_by_sums(
     """
     if options.formula is not None or (member is not None and member.formula is not None):
         raise RequestError(f"{options.title}: a formula cannot be agreed on by sums; name the columns instead.")
-    target, location = options.target, f"{options.title}: target column '{options.target}'"
     facts, own_classes = ({}, {}) if member is None else survey_client(member, columns, options)
+    plan, rules, extents, doubtful = yield from plan_by_sums(facts, own_classes, columns, options, secret, clients)
+    reading, outliers = None, dict[str, ClientOutlier]()
+    if member is not None:
+        outliers = {name: judge_client(facts[name], rule) for name, rule in rules.items() if facts[name]["finite"]}
+        refuse_cells(outliers, rules, options.title)
+        member = member if reread is None else reread(plan)
+        reading = parse_table(member, plan)
+    training, limits, max_count, tables = yield from count_training(plan, reading, rules, outliers, doubtful, secret)
+    rows, rare = training[options.target]["rows"], max(options.min_category_rows, MIN_LEVEL_ROWS)
+    if not rows:
+        raise RequestError(f"{options.title}: no client has a training row.")
+    plan = plan.model_copy(update={"limits": limits, "notes": (*plan.notes, *describe_limits(limits))})
+    own_notes = describe_own_outliers(outliers, rules, limits) + ([] if reading is None else reading.notes)
+    reading = None if reading is None else clip_reading(reading, plan.target, limits)
+
+    own_levels = count_own_levels(plan, reading)
+    places = yield from separate_levels(tables, own_levels, secret)
+    shared = find_common(places, rare, clients)
+    names = yield from add_up(NAMES, {"names": sum_names(shared, own_levels, places, secret)})
+    levels = name_levels(shared, names["names"], places)
+
+    scales = find_scales(plan, rules, extents)
+    sums = yield from sum_moments(plan, reading, scales, rows)
+    tally = make_tally(plan, training, scales, sums, max_count, levels)
+    draft = draft_schema(tally, plan, rare=rare, title=options.title)
+    variances = estimate_variances(sums, scales, training)
+    schema = yield from find_scale(member, draft, reading, variances, rows)
+    return Agreement(schema, plan, reading, list(plan.notes), own_notes)
+
+
+class PlanOfSums(NamedTuple):
+    """A plan, and where the numbers of each column lie."""
+
+    plan: SchemaPlan
+    rules: dict[str, OutlierRule]
+    extents: dict[str, tuple[float, float]]  # bounds of all numbers
+    doubtful: list[str]  # columns that may have outliers
+
+
+def plan_by_sums(
+    facts: Facts,
+    own_classes: dict[str, int],
+    columns: Sequence[str],
+    options: SchemaOptions,
+    secret: bytes,
+    clients: int,
+) -> Part[PlanOfSums]:
+    """Return the kinds of the columns, those that are left out, and the target's kind and classes."""
+    target = options.target
     counts, magnitudes = yield from count_columns(facts, [*columns, target], secret)
     if counts[target]["clients"] != clients:
         raise RequestError(f"{options.title}: {counts[target]['clients']:.0f} of {clients} clients take part.")
@@ -211,9 +264,9 @@ def agree_by_sums(
     numbers = [n for n, column in summaries.items() if column.finite and (n == target or column.kind != CATEGORY)]
 
     may_be_classes = counts[target]["named"] == clients and options.target_type in ("auto", BINARY, CLASSES)
-    class_tables = {target: count_levels(target, own_classes, secret)} if may_be_classes else {}
-    ranges, class_tables = yield from find_ranges(facts, {name: magnitudes[name] for name in numbers}, class_tables)
-    places = yield from separate_levels(class_tables, {target: own_classes}, secret)
+    tables = {target: count_levels(target, own_classes, secret)} if may_be_classes else {}
+    ranges, tables = yield from find_ranges(facts, {name: magnitudes[name] for name in numbers}, tables, clients)
+    places = yield from separate_levels(tables, {target: own_classes}, secret)
     chosen = choose_target(target, counts[target], len(places.get(target, {})), clients, options)
     if chosen != REGRESSION:
         ranges.pop(target, None)
@@ -223,7 +276,7 @@ def agree_by_sums(
     answer = TargetDescription(chosen, (), [])
     if has_classes:
         classes = name_levels(shared, names, places)[target]
-        refuse_rare_classes(classes, clients, location)
+        refuse_rare_classes(classes, clients, f"{options.title}: target column '{target}'")
         is_whole = counts[target]["whole"] == clients
         answer = describe_classes(target, options.target_type, chosen, sort_levels(classes), is_whole)
 
@@ -231,8 +284,9 @@ def agree_by_sums(
     rules, extents, doubtful = yield from find_extents(facts, rules, units)
     for name, (low, high) in extents.items():
         summaries[name] = summaries[name]._replace(width=high - low + 1)
-    kinds = {name: summaries[name].kind for name in columns}
-    dropped = {} if options.keeps_useless else explain_useless_columns({name: summaries[name] for name in columns})
+    used = {name: summaries[name] for name in columns}
+    kinds = {name: column.kind for name, column in used.items()}
+    dropped = {} if options.keeps_useless else explain_useless_columns(used)
     plan = SchemaPlan(
         target=target,
         client=options.client,
@@ -243,34 +297,7 @@ def agree_by_sums(
         dropped=dropped,
         notes=(*answer.notes, *describe_mixed_columns(counts, kinds, dropped)),
     )
-
-    reading, outliers = None, dict[str, ClientOutlier]()
-    if member is not None:
-        outliers = {name: judge_client(facts[name], rules[name]) for name in doubtful if facts[name]["finite"]}
-        refuse_cells(outliers, rules, options.title)
-        member = member if reread is None else reread(plan)
-        reading = parse_table(member, plan)
-    training, limits, max_count, level_tables = yield from count_training(
-        plan, reading, rules, outliers, doubtful, secret
-    )
-    own_levels = count_own_levels(plan, reading)
-    places = yield from separate_levels(level_tables, own_levels, secret)
-    rare = max(options.min_category_rows, MIN_LEVEL_ROWS)
-    shared = find_common(places, rare, clients)
-    total = yield from add_up(NAMES, {"names": sum_names(shared, own_levels, places, secret)})
-    levels = name_levels(shared, total["names"], places)
-
-    plan = plan.model_copy(update={"limits": limits, "notes": (*plan.notes, *describe_limits(limits))})
-    own_notes = describe_own_outliers(outliers, rules, limits) + ([] if reading is None else reading.notes)
-    reading = None if reading is None else clip_reading(reading, target, limits)
-    scales = find_scales(plan, rules, extents)
-    sums = yield from sum_moments(plan, reading, scales, training[target]["rows"])
-    draft = draft_schema(
-        make_tally(plan, training, scales, sums, max_count, levels), plan, rare=rare, title=options.title
-    )
-    variances = estimate_variances(sums, scales, training)
-    schema = yield from find_scale(member, draft, reading, variances, training[target]["rows"])
-    return Agreement(schema, plan, reading, list(plan.notes), own_notes)
+    return PlanOfSums(plan, rules, extents, doubtful)
 
 
 def add_up(step: Step, blocks: dict[str, np.ndarray]) -> Part[dict[str, np.ndarray]]:
@@ -290,8 +317,12 @@ def survey_client(member: ClientTable, columns: Sequence[str], options: SchemaOp
     missing = [name for name in (*columns, options.target) if name not in member.table.frame.columns]
     if missing:
         raise RequestError(f"{member.table.title}: the agreed columns {quote_list(missing)} are missing.")
-    roles = member.roles._replace(target=options.target)
-    survey = survey_table(replace(member, roles=roles, features=list(columns), kind=options.target_type), exact=True)
+    if member.roles.target != options.target:
+        raise RequestError(
+            f"{member.table.title}: the target column must be the same for all clients, but it is "
+            f"'{member.roles.target}' here and '{options.target}' elsewhere."
+        )
+    survey = survey_table(replace(member, features=list(columns), kind=options.target_type), exact=True)
     facts = {name: {fact: float(value[0]) for fact, value in of.items()} for name, of in survey.facts.items()}
     facts[options.target] |= {"present": facts[options.target]["rows"], "dates": 0.0}
     for column in facts.values():
@@ -384,7 +415,7 @@ class Range(NamedTuple):
 
 
 def find_ranges(
-    facts: Facts, magnitudes: dict[str, dict[str, np.ndarray]], tables: dict[str, np.ndarray]
+    facts: Facts, magnitudes: dict[str, dict[str, np.ndarray]], tables: dict[str, np.ndarray], clients: int
 ) -> Part[tuple[dict[str, Range], dict[str, np.ndarray]]]:
     """Return the ranges of columns of numbers, from votes in fine bins, and the totals of the tables.
 
@@ -395,12 +426,9 @@ def find_ranges(
     central = {name: COARSE_SIGNED.quantile(votes["middle"], 0.5) for name, votes in magnitudes.items()}
     medians = np.zeros(len(magnitudes))
     for j, (name, bin_) in enumerate(central.items()):
-        middle = value_of(facts, name, "middle")
-        if middle is not None and COARSE_SIGNED.place(middle) == bin_ and COARSE_SIGNED.center[bin_]:
-            medians[j] = round(np.clip(middle / median_unit(bin_), -MEDIAN_STEPS, MEDIAN_STEPS))
-        clients = magnitudes[name]["middle"].sum()
-        if magnitudes[name]["middle"][bin_] < min(MIN_LEVEL_CLIENTS, clients):
-            medians[j] = 0
+        middle, in_bin = value_of(facts, name, "middle"), magnitudes[name]["middle"][bin_]
+        if middle is not None and COARSE_SIGNED.place(middle) == bin_ and in_bin >= min(MIN_CLIENTS, clients):
+            medians[j] = round(float(np.clip(middle / median_unit(bin_), -MEDIAN_STEPS, MEDIAN_STEPS)))
     fine = {f"{name}\0{size}": FINE.vote(value_of(facts, name, size))[used] for (name, size), used in in_use.items()}
     blocks = {f"table\0{name}": table for name, table in tables.items()}
     total = yield from add_up(RANGES, {"medians": medians, **fine, **blocks})
@@ -448,7 +476,7 @@ def choose_target(target: str, counts: Counts, classes: int, clients: int, optio
 def refuse_rare_classes(classes: Mapping[str, int], clients: int, location: str) -> None:
     unnamed = sum(name.startswith(UNNAMED) for name in classes)
     if unnamed:
-        holders = f"fewer than {MIN_LEVEL_CLIENTS} clients" if clients >= MIN_LEVEL_CLIENTS else "one client only"
+        holders = f"fewer than {MIN_CLIENTS} clients" if clients >= MIN_CLIENTS else "one client only"
         raise RequestError(
             f"{location}: {unnamed} of {len(classes)} classes have fewer than {MIN_LEVEL_ROWS} rows, or are at "
             f"{holders}; the names of such classes are not shared. Merge them with other classes, or leave their rows "
@@ -691,7 +719,7 @@ def separate_levels(tables: dict[str, np.ndarray], own_levels: OwnLevels, secret
 
 def find_common(places: Places, rows: int, clients: int) -> list[Place]:
     """Return the places of levels whose names may be shared."""
-    holders = min(MIN_LEVEL_CLIENTS, clients)
+    holders = min(MIN_CLIENTS, clients)
     everything = (place for of in places.values() for place in of.values())
     return [place for place in everything if place.is_single and place.rows >= rows and place.clients >= holders]
 
