@@ -11,18 +11,11 @@ import threading
 import time
 from contextlib import closing, suppress
 
-import pytest
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 import httpx
+import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-
-from mooring.core.errors import RequestError
-from mooring.remote import flower_patches, gateway, join, keys
 from mooring.remote.mailbox import Mailbox
-from mooring.remote.messages import join_frames, split_frames
 from mooring.remote.superlink import (
     FIT_APPS,
     RunningSuperLink,
@@ -31,9 +24,13 @@ from mooring.remote.superlink import (
     start_superlink,
     synchronize_keys,
 )
-from tests.remote.processes import USES_FLOWER, Federation, find_free_port, run_file, wait_until
 
-pytestmark = USES_FLOWER
+from mooring.core.errors import RequestError
+from mooring.remote import flower_patches, gateway, join, keys
+from mooring.remote.messages import join_frames, split_frames
+from tests.remote.processes import FORKS, Federation, find_free_port, run_file, wait_until
+
+pytestmark = FORKS
 
 
 def headers_of(key, seconds=0.0):

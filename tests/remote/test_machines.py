@@ -5,11 +5,9 @@ import time
 
 import pytest
 import torch
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
+from mooring.remote.child_process import DEFAULT_PORT
 
 from mooring.remote import keys
-from mooring.remote.child_process import DEFAULT_PORT
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
 from tests.remote.machines import Machines, ip, why_no_namespaces

@@ -7,26 +7,24 @@ import stat
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 from mooring.cli import main
 from mooring.commands.event_log import EventLog
 from mooring.core import size_limits
 from mooring.core.errors import RequestError
+from mooring.engines.request import read_federation_request
 from mooring.remote import child_process, federation, keys
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import REQUEST_HANDLERS
 from mooring.remote.disclosure import REQUESTS_BY_QUANTITY, SENT_DESCRIPTIONS, SENT_FILE, Policy, read_policy
 from mooring.remote.join import join
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
 from mooring.remote.server_run import run_federation
-from mooring.engines.request import read_federation_request
 from tests.remote.federation_runs import make_clients, make_run
-from mooring.remote.memory import MemoryTransport
 from tests.remote.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
-from tests.remote.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
+from tests.remote.processes import FORKS, Federation, assert_models_are_the_simulators, run_file, wait_until
 
-pytestmark = USES_FLOWER
+pytestmark = FORKS
 
 
 def test_a_client_records_what_left_its_machine(table, tmp_path, clock):
@@ -196,7 +194,7 @@ def test_a_secure_federation_of_processes(tmp_path):
         training="checkpoint = 'last'",
     )
     reports = []
-    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, report=reports.append)
+    out = federation.run_local_federation(path, folder, tmp_path / "out", report=reports.append)
     from mooring.engines.fit import fit
     from mooring.runs.directory import open_run
 

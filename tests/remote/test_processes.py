@@ -18,31 +18,28 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 from flwr.app import Message, RecordDict
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from mooring.remote.child_process import RefusedKeyLog
+from mooring.remote.client_app import forward_to_client, listen_for_messages
+from mooring.remote.superlink import write_app
 
 from mooring.commands.federation import describe_test_loss, find_apps
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
+from mooring.engines.request import request
 from mooring.remote import child_process, client_app, federation, flower_patches, join, keys, superlink
-from mooring.remote.child_process import RefusedKeyLog
-from mooring.remote.client_app import forward_to_client, listen_for_messages
 from mooring.remote.client_node import ClientNode, answer_message
 from mooring.remote.join import join as join_
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload, from_records, to_records
-from mooring.remote.superlink import write_app
-from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from tests.remote.federation_runs import ALGORITHMS, write_clients
-from mooring.remote.memory import MemoryTransport
 from tests.remote.machines import DELAY_SECONDS, Machines, why_no_namespaces
 from tests.remote.processes import (
+    FORKS,
     LONG,
-    USES_FLOWER,
     Child,
     assert_models_are_the_simulators,
     commands_of,
@@ -52,7 +49,7 @@ from tests.remote.processes import (
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = USES_FLOWER
+pytestmark = FORKS
 
 APPS = find_apps()
 
@@ -298,9 +295,7 @@ def test_the_sentence_about_a_clients_test_loss():
 
 def test_messages_are_answered_at_the_local_socket(tmp_path):
     """A process of Flower's own node imports no numerical library; the socket survives bytes that are no message."""
-    reports = (
-        "import sys, mooring.remote.client_app, mooring.advice.remote.flower_app; print('torch' in sys.modules)"
-    )
+    reports = "import sys, mooring.remote.client_app, mooring.advice.remote.flower_app; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", reports], capture_output=True, text=True, cwd=ROOT, check=True)
     assert found.stdout.strip() == "False"
     path, folder = run_file(tmp_path)

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-fl[flower]")
-
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.estimates.client_queries import STATISTICS, differentiate_at, summarize_rows
 from mooring.remote.messages import Payload
 from mooring.remote.messenger import ClientFailedError
 from mooring.remote.remote_rows import CallBatcher, RemoteRows, answer_calls, make_sender
-from mooring.estimates.client_queries import STATISTICS, differentiate_at, summarize_rows
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from tests.support.problems import logistic_clients

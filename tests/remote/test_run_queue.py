@@ -1,19 +1,17 @@
 """Several runs per server, one after another: clients answer the run that a request names."""
 
 import pytest
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-fl[flower]")
+from mooring.remote.superlink import FIT_APPS
 
 from mooring.core.errors import RequestError
 from mooring.remote import federation
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import DISMISSED_FILE, DONE_FILE
 from mooring.remote.join import ClientRuns
+from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
 from mooring.remote.server_run import run_federation
-from mooring.remote.superlink import FIT_APPS
 from tests.remote.federation_runs import make_run
-from mooring.remote.memory import MemoryTransport
 from tests.remote.processes import Federation, run_file
 
 
@@ -68,7 +66,6 @@ class Queue(Federation):
         return [command, path, path.with_name("second.toml"), *options]
 
 
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 @pytest.mark.processes
 def test_a_server_runs_a_queue_without_restarting_clients(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=2)

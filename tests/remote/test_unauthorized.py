@@ -12,28 +12,27 @@ import threading
 import traceback
 from contextlib import suppress
 
-import pytest
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 import httpx
 import pandas as pd
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supernode import node_auth_http_interceptor as signing
 from flwr.supernode.fleet_http_client import FleetHttpClient
-
-from mooring.remote import client_requests, flower_patches, join, keys
 from mooring.remote.child_process import find_free_port
+
+from mooring.engines.request import request
+from mooring.remote import flower_patches, join, keys
 from mooring.remote.client_node import run_digest
 from mooring.remote.messenger import MESSAGE_TYPE
-from mooring.engines.request import request
+from mooring.remote.requests import REQUESTS
 from mooring.runs.tensor_files import read_tensors
-from tests.remote.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
+from tests.remote.federation_runs import answer_with
+from tests.remote.processes import FORKS, Federation, assert_models_are_the_simulators, run_file, wait_until
 
-pytestmark = USES_FLOWER
+pytestmark = FORKS
 
 
 def connect(address, ca, key):
@@ -258,7 +257,7 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
     A message that is lost on the way is asked for again.
     """
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=2)
-    visit = client_requests.REQUEST_HANDLERS["local_update"]
+    visit = REQUESTS["local_update"].answer
 
     def noted(home, payload):
         reply = visit(home, payload)
@@ -267,7 +266,7 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
                 file.write(b"".join(tensor.numpy().tobytes() for tensor in reply.tensors.values()))
         return reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, "local_update", noted)
+    answer_with(monkeypatch, "local_update", noted)
 
     def work():
         port = find_free_port()
