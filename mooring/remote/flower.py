@@ -12,6 +12,7 @@ away: one without a reply is sent again after RESEND_SECONDS, then after twice a
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,7 @@ from flwr.serverapp import Grid, ServerApp
 
 CONTENT = "content"  # of a message: the name of its record, and of the bytes in it
 RESEND_SECONDS, PULL_SECONDS, TTL_SECONDS = 60.0, 0.5, 3600.0
+START_SECONDS = 300.0  # for a SuperLink on a busy machine
 MAX_CACHED_CLIENTS = 16  # clients whose rows one process of the simulation keeps in memory
 MARK = "mooring-progress "  # begins a line of JSON in the log of the server's app
 APP_FILES = {
@@ -218,10 +220,12 @@ def run_flower_federation(
         host, port = address.split(":")
         start("superlink", "flower-superlink", "--insecure", "--host", host, "--port", port,
               "--disable-runtime-dependency-installation")  # fmt: skip
+        wait_for_port(host, int(port))
         for file in files:
             name = file_stem(file)
             state = server_folder(out) / "clients" / name
-            config = f"run={json.dumps(str(path.resolve()))} data={json.dumps(str(file.resolve()))} state={json.dumps(str(state))}"
+            about = {"run": path.resolve(), "data": file.resolve(), "state": state}
+            config = " ".join(f"{key}={json.dumps(str(value))}" for key, value in about.items())
             start(f"supernode-{name}", "flower-supernode", "--insecure", "--superlink", address, "--host", host,
                   "--port", str(find_free_port()), "--node-config", config)  # fmt: skip
         make_synced_folder(home / "run")
@@ -230,6 +234,18 @@ def run_flower_federation(
         words = [bin_folder / "flwr", "run", str(app), "here", "--stream", "--run-config", config]
         follow(words, home / "run", home / "run.log", report, on_progress)
     return out
+
+
+def wait_for_port(host: str, port: int) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise WorkError(f"Flower's SuperLink did not start in {START_SECONDS:g} s.") from error
+            time.sleep(0.3)
 
 
 def run_simulation(path: Path, tables: Path, out: Path, report: Report, on_progress: OnProgress) -> Path:

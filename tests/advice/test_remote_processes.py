@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 from mooring.advice.advise import advise
 from mooring.engines.request import read_federation_request
 from mooring.remote.client_node import run_digest
@@ -14,8 +12,6 @@ from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from tests.advice.test_remote_server import CLOSE, NEWTON_CLOSE, WORDS, write_case
 from tests.remote.processes import LONG, Command
-
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 
 
 @pytest.mark.slow

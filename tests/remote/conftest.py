@@ -2,7 +2,6 @@
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.remote import messenger
 from tests.remote.federation_runs import (
     Clock,
@@ -29,12 +28,3 @@ def clock(monkeypatch):
         messenger.Messenger, "__init__", lambda self, *a, **k: init(self, *a, **k, clock=clock, sleep=clock.sleep)
     )
     return clock
-
-
-@pytest.fixture
-def silent_flower(monkeypatch, tmp_path):
-    """Flower without telemetry and update checks, in a folder of its own."""
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.algorithms.base import algorithm_names, find
 from mooring.engines.request import request
 from mooring.remote.client_node import ClientNode
+from mooring.remote.requests import REQUESTS
 from mooring.runs.sections import FederationSection
 from tests.algorithms.cases import CASES
 
@@ -73,6 +73,11 @@ def assert_same(one, other):
         pairs += [] if right.alpha is None else [(mine.alpha, right.alpha)]
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, rtol=ROUNDING, atol=ROUNDING, equal_nan=True)
+
+
+def answer_with(patch, what, answer):
+    """Let clients answer a request otherwise."""
+    patch.setitem(REQUESTS, what, REQUESTS[what]._replace(answer=answer))
 
 
 class Clock:

@@ -1,7 +1,6 @@
 """Federations of real processes for tests: the commands of a server and its clients, and what to compare them with."""
 
 import faulthandler
-import json
 import multiprocessing
 import os
 import runpy
@@ -13,22 +12,18 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from mooring.remote.child_process import find_free_port, is_running
 
 from mooring.engines.fit import fit
 from mooring.engines.request import request
 from mooring.remote import keys
 from mooring.remote.client_node import run_digest
 from mooring.remote.client_requests import RESULT_DIR
+from mooring.remote.serve import find_free_port
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
 from tests.remote.federation_runs import write_clients
 
-USES_FLOWER = [
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.usefixtures("silent_flower"),
-]
+FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 LONG = 400.0  # seconds that anything may take on a busy machine
 
@@ -147,11 +142,11 @@ class Command:
 class Federation:
     """A server and its clients on loopback, over TLS or not; clients take `through` for the server's port."""
 
-    def __init__(self, tmp_path, path, folder, *, kind=Child, embedded=True, tls=True, port=None, through=None):
+    def __init__(self, tmp_path, path, folder, *, kind=Child, tls=True, port=None, through=None):
         self.path, self.folder, self.kind, self.tmp = path, folder, kind, tmp_path
         self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", port or find_free_port()
         self.names = sorted(file.stem for file in folder.iterdir())
-        self.embedded, self.tls, self.through = embedded, tls, through
+        self.tls, self.through = tls, through
         if tls:
             keys.init(tmp_path / "keys", self.names)
         self.alive = {}
@@ -164,11 +159,6 @@ class Federation:
     def __exit__(self, *rest):
         for one in self.alive.values():
             one.kill()
-        for number in commands_of(self.tmp):  # Flower's processes that have not noticed yet
-            try:
-                os.kill(number, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
     def start(self, who):
         self.alive[who] = self.kind(self.server() if who == "server" else self.client(who), self.log(who))
@@ -189,7 +179,6 @@ class Federation:
         } | instead
         words = ["join", known["run"], "--data", known["data"], "--state", known["state"]]
         words += ["--server", f"127.0.0.1:{self.through or self.port}"]
-        words += ["--embedded"] if self.embedded else []
         words += ["--name", known["name"]] if known["name"] else []
         return [*words, "--ca", known["ca"], "--key", known["key"]] if self.tls else [*words, "--insecure"]
 
@@ -198,14 +187,7 @@ class Federation:
         return max((t for t, _ in list_checkpoints(self.out)), default=0)
 
     def kill(self, victim):
-        """SIGKILL of the server, of its app, of the SuperLink, of a client, or of all at once."""
-        if victim in ("app", "superlink"):
-            find = self.superlinks if victim == "superlink" else self.apps
-            wait_until(lambda: find() or self.alive["server"].poll() is not None)  # it may not be there yet
-            for number in find():
-                os.kill(number, signal.SIGKILL)
-            self.alive["server"].wait(LONG)  # it reports that and ends
-            return
+        """SIGKILL of the server, of a client, or of all at once."""
         for who in {"server": ["server"], "all": list(self.alive)}.get(victim, [victim]):
             self.alive[who].kill()
 
@@ -218,15 +200,6 @@ class Federation:
             yield
         finally:
             os.kill(number, signal.SIGCONT)
-
-    def apps(self):
-        """The process of the server's app, once it has begun."""
-        newest = max(self.place.glob("progress-*.jsonl"), default=None)
-        lines = [] if newest is None else map(json.loads, newest.read_text().split("\n")[:-1])
-        return [line["process"] for line in lines if line["kind"] == "begun" and is_running(line["process"])]
-
-    def superlinks(self):
-        return [number for number, words in commands_of(self.place).items() if "child_process superlink" in words]
 
     def again(self):
         """The same commands once more for those that are not running."""
@@ -244,14 +217,6 @@ class Federation:
             time.sleep(2)
             logs = [f"--- {who}, exit {one.poll()}\n{self.log_text(who)}" for who, one in self.alive.items()]
             raise AssertionError("\n".join(logs))
-
-    def reported_rounds(self, name):
-        """For each time that the server ran: the rounds that it reported, in order."""
-        rounds = []
-        for path in sorted(self.place.glob("progress-*.jsonl")):
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            rounds.append([line["done"] for line in lines if line["kind"] == "round" and line["what"] == name])
-        return rounds
 
     def log_text(self, who):
         return self.log(who).read_text(errors="replace") if self.log(who).exists() else ""

@@ -1,9 +1,7 @@
 """Federations with secure sums for tests: identities, clients, and a grid that records what the server receives."""
 
-import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.remote.client_node import ClientNode
 from mooring.remote.keys import Identity
 from mooring.remote.memory import MemoryTransport
@@ -34,11 +32,11 @@ class WatchedGrid(MemoryTransport):
         super().__init__(homes)
         self.seen = []
 
-    def pull_messages(self, message_ids):
-        found = super().pull_messages(message_ids)
-        self.seen += [message.content for message in found if message.has_content()]
+    def pull(self, numbers):
+        found = super().pull(numbers)
+        self.seen += found.values()
         return found
 
 
 def stage_of(message):
-    return str(from_records(message.content).fields.get("what"))
+    return str(message.fields.get("what"))

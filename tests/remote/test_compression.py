@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-fl[flower]")
-
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
 from mooring.remote.compression import compress, compress_with_feedback, decompress
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import from_records
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import HOW, make_clients, make_run
 
@@ -53,10 +50,10 @@ def test_a_federation_with_compressed_updates_ends_near_the_simulators_model(kin
     lost = []
 
     def fate(message, node, number):  # a reply that was lost is computed again, from the same residual
-        fields = from_records(message.content).fields
-        if node == 102 and fields["what"] == "local_update" and fields["round"][0] == 3 and not lost:
+        fields = message.fields
+        if node == "102" and fields["what"] == "local_update" and fields["round"][0] == 3 and not lost:
             lost.append(number)
-            grid.since[102] = "later"
+            grid.sessions["102"] = "later"
             return "lost"
         return "fine"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("yaml", reason="PyYAML is not installed")
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
 import typer
 import yaml

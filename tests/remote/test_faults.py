@@ -10,21 +10,20 @@ import pandas as pd
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.core.cohort import select
 from mooring.core.errors import WorkError
 from mooring.engines import prepare
 from mooring.engines.fit import fit
 from mooring.engines.simulator import Simulator
-from mooring.remote import client_requests
 from mooring.remote.client_node import ClientNode
-from mooring.remote.exchange import FlowerExchange
+from mooring.remote.exchange import RemoteExchange
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, from_records
+from mooring.remote.messages import Payload
+from mooring.remote.requests import REQUESTS
 from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
-from tests.remote.federation_runs import HOW, assert_same, make_clients, make_run
+from tests.remote.federation_runs import HOW, answer_with, assert_same, make_clients, make_run
 
 
 def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_path, clock):
@@ -32,10 +31,10 @@ def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_p
     grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
 
     def fate(message, node, number):
-        words = from_records(message.content).fields
+        words = message.fields
         if words["what"] != "local_update" or words["label"] == "local":
             return "fine"
-        return {(102, 2): "late", (103, 3): "twice", (104, 3): "lost"}.get((node, words["round"][0]), "fine")
+        return {("102", 2): "late", ("103", 3): "twice", ("104", 3): "lost"}.get((node, words["round"][0]), "fine")
 
     grid.fate = fate
     reports = []
@@ -53,10 +52,10 @@ def test_without_a_deadline_the_server_waits_for_a_client(table, tmp_path, clock
     grid = MemoryTransport(make_clients(run, table, tmp_path / "b"))
 
     def fate(message, node, number):
-        words = from_records(message.content).fields
-        if node == 102 and words["what"] == "local_update" and words["round"][0] == 3:
-            del grid.nodes[102]
-            grid.nodes[205] = make_clients(run, table, tmp_path / "b")[1]
+        words = message.fields
+        if node == "102" and words["what"] == "local_update" and words["round"][0] == 3:
+            del grid.clients["102"]
+            grid.clients["205"] = make_clients(run, table, tmp_path / "b")[1]
             return "lost"
         return "fine"
 
@@ -73,9 +72,9 @@ def test_a_client_that_restarts_under_its_node_is_asked_again(table, tmp_path, c
     grid = MemoryTransport(make_clients(run, table, tmp_path / "b"))
 
     def fate(message, node, number):
-        words = from_records(message.content).fields
-        if node == 102 and words["what"] == "local_update" and words["round"][0] == 3 and not grid.since:
-            grid.since[102] = "later"
+        words = message.fields
+        if node == "102" and words["what"] == "local_update" and words["round"][0] == 3 and not grid.sessions:
+            grid.sessions["102"] = "later"
             return "lost"
         return "fine"
 
@@ -88,41 +87,16 @@ def test_a_client_that_restarts_under_its_node_is_asked_again(table, tmp_path, c
 def test_a_name_belongs_to_a_key(table, tmp_path, clock):
     run = make_run(table, federation={"wait": 60.0})
     grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
-    grid.enrolled = {101: "site 0", 102: "site 9"}
+    grid.enrolled = {"101": "site 0", "102": "site 9"}
     reports = []
     assert len(run_federation(run, grid, tmp_path / "run", report=reports.append).clients) == 3
     assert any("a client states the name 'site 1', but its key was enrolled for 'site 9'" in text for text in reports)
 
 
-def test_clients_whose_replies_may_be_lost_are_asked_again(table, tmp_path, clock):
-    """Two replies of one pull never come, and nobody sets a deadline: the models are those of a good line."""
-    run = make_run(table, "apfl", rounds=3, federation={"wait": 60.0})
-    grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
-    pull, lost = grid.pull_messages, []
-
-    def fate(message, node, number):
-        words = from_records(message.content).fields
-        if words["what"] == "local_update" and words["round"][0] == 2 and node in (102, 103) and node not in lost:
-            lost.append(node)
-            grid.lost = True
-            return "lost"
-        return "fine"
-
-    def pull_messages(message_ids):
-        grid.lost = False
-        return pull(message_ids)
-
-    grid.fate, grid.pull_messages = fate, pull_messages
-    result = run_federation(run, grid, tmp_path / "run")
-    assert lost == [102, 103]
-    right = run_federation(run, MemoryTransport(make_clients(run, table, tmp_path / "a")), tmp_path / "whole")
-    assert_same(result.trained, right.trained)
-
-
 def test_a_silent_client_ends_the_wait_in_one_sentence(table, tmp_path, clock):
     run = make_run(table, federation={"wait": 60.0})
     grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
-    grid.deaf = {103}
+    grid.deaf = {"103"}
     with pytest.raises(WorkError, match=r"did not connect in 60 seconds: 3 of 4 clients are connected"):
         run_federation(run, grid, tmp_path / "run")
 
@@ -186,7 +160,7 @@ def test_claimed_rows_are_bounded_and_named(more, rows, table, tmp_path, clock, 
     run, reports, usual = (
         make_run(table, "fedavg", rounds=2, federation=more),
         [],
-        client_requests.REQUEST_HANDLERS["adopt"],
+        REQUESTS["adopt"].answer,
     )
 
     def claim(home, payload):
@@ -194,7 +168,7 @@ def test_claimed_rows_are_bounded_and_named(more, rows, table, tmp_path, clock, 
         sizes = {"train": 10**12, "validation": 10**12, "test": 10**12}
         return reply._replace(fields=reply.fields | {"sizes": sizes}) if home.name == "site 2" else reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, "adopt", claim)
+    answer_with(monkeypatch, "adopt", claim)
     result = run_federation(
         run, MemoryTransport(make_clients(run, table, tmp_path / "state")), tmp_path / "run", report=reports.append
     )
@@ -210,7 +184,7 @@ def test_a_client_of_another_version_gets_one_sentence(table, tmp_path, clock, m
     run, reports, usual = (
         make_run(table, rounds=1, federation={"wait": 60.0}),
         [],
-        client_requests.REQUEST_HANDLERS["hello"],
+        REQUESTS["hello"].answer,
     )
 
     def old(home, payload):
@@ -218,7 +192,7 @@ def test_a_client_of_another_version_gets_one_sentence(table, tmp_path, clock, m
         words = {name: value for name, value in reply.fields.items() if name != "protocol"} | {"version": "0.0.9"}
         return reply._replace(fields=words) if home.name == "site 2" else reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, "hello", old)
+    answer_with(monkeypatch, "hello", old)
     clients = make_clients(run, table, tmp_path / "state")
     result = run_federation(run, MemoryTransport(clients), tmp_path / "run", report=reports.append)
     assert len(result.clients) == 3
@@ -236,8 +210,8 @@ def test_a_silence_is_explained_within_ten_seconds(table, tmp_path, clock):
     grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
 
     def fate(message, node, number):
-        words = from_records(message.content).fields
-        return "lost" if node == 103 and words["what"] == "local_update" and words["round"][0] == 2 else "fine"
+        words = message.fields
+        return "lost" if node == "103" and words["what"] == "local_update" and words["round"][0] == 2 else "fine"
 
     grid.fate = fate
     run_federation(run, grid, tmp_path / "run", report=reports.append)
@@ -270,11 +244,11 @@ def test_suspicious_values_are_reported_to_their_client_only(table, tmp_path, cl
     for home in clients:
         home.report = lambda sentence, name=home.name: heard.append((name, sentence))
     grid, requests = MemoryTransport(clients), []
-    grid.fate = lambda message, node, number: requests.append((node, from_records(message.content).fields)) or "fine"
+    grid.fate = lambda message, node, number: requests.append((node, message.fields)) or "fine"
     run_federation(run, grid, tmp_path / "run")
     assert {name for name, _ in heard} == {"site 3"}
     assert any("column 'a': -999 lies" in sentence for _, sentence in heard)
-    assert {node for node, words in requests if "about -1000 lies" in str(words)} == {104}
+    assert {node for node, words in requests if "about -1000 lies" in str(words)} == {"104"}
     assert any("'red' and 'RED' differ in case" in sentence for _, sentence in heard)
 
 
@@ -292,7 +266,7 @@ def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
 def test_a_full_disk_at_one_client(when, table, tmp_path, clock, monkeypatch):
     """Its own sentence at the server; the others continue, with it only as far as it can."""
     run, reports = make_run(table, rounds=3, federation={"share_models": False}), []
-    usual = client_requests.REQUEST_HANDLERS[when]
+    usual = REQUESTS[when].answer
 
     def full(home, payload):
         with monkeypatch.context() as patch:
@@ -300,7 +274,7 @@ def test_a_full_disk_at_one_client(when, table, tmp_path, clock, monkeypatch):
                 patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
             return usual(home, payload)
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, when, full)
+    answer_with(monkeypatch, when, full)
     result = run_federation(
         run, MemoryTransport(make_clients(run, table, tmp_path / "state")), tmp_path / "run", report=reports.append
     )
@@ -314,7 +288,7 @@ def test_a_client_whose_state_was_lost_is_left_out_with_a_reason(table, tmp_path
     grid, gone = MemoryTransport(make_clients(run, table, tmp_path / "state")), []
 
     def fate(message, node, number):
-        words = from_records(message.content).fields
+        words = message.fields
         if words["what"] == "evaluate" and words["round"][0] == 2 and not gone:
             gone.append(next((tmp_path / "state" / "site 1").rglob("fedprox_personal.safetensors")))
             gone[0].unlink()
@@ -338,7 +312,7 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
         ("site 2", 3): {},
         ("site 3", 4): {"message/x y": torch.zeros(1)},
     }
-    visit = client_requests.REQUEST_HANDLERS["local_update"]
+    visit = REQUESTS["local_update"].answer
 
     def lie(home, payload):
         reply = visit(home, payload)
@@ -346,7 +320,7 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
         known = forged.get(turn) if payload.fields["label"] != "local" else None
         return reply if known is None else reply._replace(tensors=known)
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, "local_update", lie)
+    answer_with(monkeypatch, "local_update", lie)
     result = run_federation(run, MemoryTransport(make_clients(run, table, tmp_path / "state")), tmp_path / "run")
     assert list(result.rounds["accepted"]) == [3, 3, 3, 3]
     why = result.trained.outcome.state.offenders
@@ -376,20 +350,20 @@ def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     grid, rng, accepted = MemoryTransport(make_clients(run, table, tmp_path / "state")), random.Random(7), {}
 
     def fate(message, node, number):
-        words = from_records(message.content).fields
+        words = message.fields
         if words["what"] not in ("local_update", "evaluate", "done") or words.get("label") == "local":
             return "fine"
         return rng.choice(["lost", "late", "twice"]) if rng.random() < rate else "fine"
 
     grid.fate = fate
-    accept = FlowerExchange.accept
+    accept = RemoteExchange.accept
 
     def noted(self, who, round):
         if self.algorithm.name == "scaffold":
             accepted[round.t] = who.tolist()
         accept(self, who, round)
 
-    monkeypatch.setattr(FlowerExchange, "accept", noted)
+    monkeypatch.setattr(RemoteExchange, "accept", noted)
     begun = clock.now
     try:
         result = run_federation(run, grid, tmp_path / "run")

@@ -1,5 +1,6 @@
-"""A federation over Flower's messages: its models are the simulator's, and rows and personal models stay."""
+"""A federation over messages: its models are the simulator's, and rows and personal models stay."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,18 +9,16 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.algorithms.base import find
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
 from mooring.engines.predict import predict
 from mooring.engines.prepare import FIXED_TERMS_NOTE
 from mooring.estimates.client_summaries import LinearStats
-from mooring.remote import messages
 from mooring.remote.client_node import ClientNode, run_digest
 from mooring.remote.client_requests import RESULT_DIR
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, from_records, rebuild_tree, to_records
+from mooring.remote.messages import Payload, pack, rebuild_tree, unpack
 from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
@@ -98,11 +97,11 @@ def test_a_killed_server_resumes_to_the_same_models(name, moment, tmp_path):
             raise KeyError(node)
 
         def __getitem__(self, node):
-            file = sorted(table.iterdir())[node - 101]
+            file = sorted(table.iterdir())[int(node) - 101]
             return ClientNode(run, file, tmp_path / "b" / file.stem)
 
     grid = MemoryTransport(make_clients(run, table, tmp_path / "b"))
-    grid.nodes = Brief(grid.nodes)
+    grid.clients = Brief(grid.clients)
 
     def fate(message, node, number):
         if number == moment:
@@ -113,7 +112,7 @@ def test_a_killed_server_resumes_to_the_same_models(name, moment, tmp_path):
     with pytest.raises(Killed):
         run_federation(run, grid, tmp_path / "cut")
     again = MemoryTransport([])
-    again.nodes = grid.nodes
+    again.clients = grid.clients
     found = run_federation(run, again, tmp_path / "cut")
     for which in ("last", "best"):
         one, other = getattr(found.trained, which), getattr(right.trained, which)
@@ -173,19 +172,19 @@ class SizesGrid(MemoryTransport):
         super().__init__(homes)
         self.down, self.up = [], []
 
-    def push_messages(self, messages):
-        messages = list(messages)
-        for message in messages:
-            fields, tensors = from_records(message.content)
+    def push(self, pushed):
+        pushed = list(pushed)
+        for _, content in pushed:
+            fields, tensors = unpack(content)
             if fields.get("label") == "local":
                 continue  # the baseline has no personal part
             self.down += [part.numel() for name, part in tensors.items() if name == "server/w"]
-        return super().push_messages(messages)
+        return super().push(pushed)
 
-    def pull_messages(self, message_ids):
-        found = super().pull_messages(message_ids)
-        for message in found:
-            tensors = from_records(message.content).tensors
+    def pull(self, numbers):
+        found = super().pull(numbers)
+        for content in found.values():
+            tensors = unpack(content).tensors
             self.up += [part.numel() for name, part in tensors.items() if name.startswith("message") and part.numel()]
         return found
 
@@ -226,17 +225,33 @@ def test_pooled_algorithms_are_refused(table, tmp_path):
         run_federation(run, MemoryTransport(make_clients(run, table, tmp_path / "state")), tmp_path / "run")
 
 
-@pytest.mark.parametrize("largest", [messages.MAX_INLINE_TENSOR_BYTES, 0], ids=["small", "large"])
-def test_payloads_survive_packing(largest, monkeypatch):
-    monkeypatch.setattr(messages, "MAX_INLINE_TENSOR_BYTES", largest)
+def test_messages_are_counted_before_they_are_parsed():
+    """A million fields, and as many tensors, cost no more than reading them."""
+    for content in (
+        b'{"fields":{' + b",".join(b'"%d":0' % k for k in range(1_000_000)) + b'},"order":[]}\n' + bytes(8),
+        b'{"fields":{},"order":[]}\n' + (10**7).to_bytes(8, "little") + b"{" * 10**7,
+    ):
+        begun = time.process_time()
+        with pytest.raises(RequestError, match="more than 1000 fields"):
+            unpack(content, 1_000)
+        assert time.process_time() - begun < 0.1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"{}\n", b"[]\n", b'{"fields":[],"order":[]}\n' + bytes(8), b"[" * 10_000 + b"\n" + bytes(8)]
+)
+def test_malformed_messages_are_refused(content):
+    with pytest.raises(RequestError, match="a message cannot be read"):
+        unpack(content)
+
+
+def test_payloads_survive_packing():
     rng = torch.Generator().manual_seed(0)
     state = LinearStats(
         torch.tensor([3.0]), torch.rand(1, 2, 2, generator=rng), None, torch.tensor([[True, False], [False, True]])
     )
     words = {"a": 0.1 + 0.2, "b": [1, None, "é"], "c": {"d": float("nan")}}
-    found = from_records(
-        to_records(Payload(words, flatten("x", state) | {"deep": torch.zeros(0, 3, dtype=torch.int64)}))
-    )
+    found = unpack(pack(Payload(words, flatten("x", state) | {"deep": torch.zeros(0, 3, dtype=torch.int64)})))
     assert repr(found.fields) == repr(words)
     twin = rebuild_tree("x", found.tensors)
     assert twin._fields == state._fields and twin.moment is None
@@ -251,9 +266,9 @@ class RecordingGrid(MemoryTransport):
         super().__init__(homes)
         self.heard = []
 
-    def pull_messages(self, message_ids):
-        found = super().pull_messages(message_ids)
-        self.heard += [repr(from_records(message.content).fields) for message in found]
+    def pull(self, numbers):
+        found = super().pull(numbers)
+        self.heard += [repr(unpack(content).fields) for content in found.values()]
         return found
 
 

@@ -1,82 +1,31 @@
-"""The gateway before Flower's SuperLink: who is let in, what is read, and keys that are taken back during a run."""
+"""The HTTP service: who is let in, what is read, requests that are repeated, and keys that are revoked."""
 
 import asyncio
-import base64
-import datetime
+import hashlib
 import os
+import re
 import shutil
 import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
-import pytest
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 import httpx
-from cryptography.hazmat.primitives import hashes
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from mooring.remote.mailbox import Mailbox
-from mooring.remote.superlink import (
-    FIT_APPS,
-    RunningSuperLink,
-    control_client,
-    make_app_files,
-    start_superlink,
-    synchronize_keys,
-)
 
 from mooring.core.errors import RequestError
-from mooring.remote import flower_patches, gateway, join, keys
-from mooring.remote.messages import join_frames, split_frames
-from tests.remote.processes import USES_FLOWER, Federation, find_free_port, run_file, wait_until
+from mooring.remote import http, keys
+from mooring.remote.http import client, mailbox, server
+from mooring.remote.http.mailbox import Mailbox
+from mooring.remote.http.server import HttpTransport, listen
+from mooring.remote.http.signatures import EXCHANGE, LAST, MESSAGE, SIGNATURE, SIGNED, EnrolledKeys, Signer
+from mooring.remote.serve import find_free_port
+from tests.remote.processes import FORKS, Federation, run_file, wait_until
 
-pytestmark = USES_FLOWER
-
-
-def headers_of(key, seconds=0.0):
-    when = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat()
-    signature = key.sign(when.encode(), ec.ECDSA(hashes.SHA256()))
-    named = {
-        gateway.KEY: base64.b64encode(keys.flower_key_bytes(key.public_key())),
-        gateway.WHEN: when.encode(),
-        gateway.SIGNATURE: base64.b64encode(signature),
-    }
-    return [(name.encode(), value) for name, value in named.items()]
-
-
-class Asked:
-    """A gateway around an application that counts what it is asked."""
-
-    def __init__(self, folder=None):
-        self.inside, self.read = [], 0
-        self.gateway = gateway.Gateway(
-            self.app, secret="the secret", keys=gateway.EnrolledKeys(folder), node_of=lambda key: 7, metrics_token="t"
-        )
-
-    async def app(self, scope, receive, send):
-        while (message := await receive())["type"] == "http.request":
-            if not message.get("more_body"):
-                break
-        self.inside.append(message["type"])
-        await send({"type": "http.response.start", "status": 200})
-
-    def ask(self, path, headers=(), client=("127.0.0.1", 5), pieces=(b"",), kind="http"):
-        sent, rest = [], iter(enumerate(pieces, 1))
-
-        async def receive():
-            number, piece = next(rest)
-            self.read += len(piece)
-            return {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {"type": kind, "path": path, "client": client, "headers": list(headers)}
-        asyncio.run(self.gateway(scope, receive, send))
-        return sent[0].get("status", sent[0]["type"]), sent[-1].get("body", b"")
+pytestmark = FORKS
 
 
 @pytest.fixture
@@ -85,117 +34,153 @@ def key_folder(tmp_path):
     return tmp_path / "keys"
 
 
-def private(folder, name):
-    return keys.read_private(folder / "clients" / name)
+class Service:
+    """A server on loopback, and requests to it."""
+
+    def __init__(self, key_folder, host="127.0.0.1"):
+        self.keys, self.port, self.reports, self.host = key_folder, find_free_port(), [], host
+        self.transport = HttpTransport(EnrolledKeys(key_folder), "token", self.reports.append)
+        self.check = ssl.create_default_context(cafile=str(key_folder / keys.CA))
+        self.url = f"https://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def signer(self, name, **how):
+        return Signer(keys.read_private(self.keys / "clients" / name), **how)
+
+    def post(self, path, headers, body=b"", **how):
+        return httpx.post(self.url + path, headers=headers, content=body, verify=self.check, timeout=30, **how)
+
+    def get(self, path, **how):
+        return httpx.get(self.url + path, verify=self.check, **how)
+
+    def status(self, signer, body=b"", message="", path=EXCHANGE):
+        return self.post(path, signer.headers("POST", path, body, message), body).status_code
+
+    def connect(self, signer):
+        """Make the key's node known; its id."""
+        assert self.status(signer, path=LAST) == 204
+        return hashlib.sha256(keys.public_bytes(signer.private.public_key())).hexdigest()
 
 
-def test_the_address_decides_nothing(key_folder):
-    """Requests that a port forwarder on the server's host passes on come from 127.0.0.1."""
-    asked = Asked(key_folder)
-    for path in (
-        "/v1/control/start-run",
-        "/v1/control/list-runs",
-        "/v1/runtime/acquire-task",
-        "/docs",
-        "/v1/mooring/pull",
+@pytest.fixture
+def service(key_folder):
+    found = Service(key_folder)
+    with listen(found.transport, found.host, found.port, key_folder):
+        yield found
+
+
+def test_only_what_an_enrolled_key_signed_is_accepted(service):
+    """Method, path, body, time and number are signed; what is not has no effect."""
+    north, other = service.signer("north"), Signer(ec.generate_private_key(ec.SECP384R1()))
+    assert service.status(north, path=LAST) == 204
+    good = lambda: north.headers("POST", LAST, b"")  # noqa: E731
+    for headers in (
+        {},
+        {SIGNED: good()[SIGNED]},
+        {SIGNED: "x" * 10_000, SIGNATURE: "y"},
+        other.headers("POST", LAST, b""),
+        north.headers("GET", LAST, b""),
+        north.headers("POST", EXCHANGE, b""),
+        good() | {SIGNATURE: good()[SIGNATURE]},
+        good() | {SIGNED: good()[SIGNED].replace(" - ", " m1 ")},
+        good() | {SIGNED: re.sub(r" (\d+) (\d+)", r" 9\1 \2", good()[SIGNED])},
+        service.signer("north", clock=lambda: time.time() - 100).headers("POST", LAST, b""),
+        service.signer("north", clock=lambda: time.time() + 100).headers("POST", LAST, b""),
+        service.signer("north", clock=lambda: float("nan")).headers("POST", LAST, b""),
     ):
-        for client in (("127.0.0.1", 5), ("::1", 5), ("10.0.0.7", 5), None):
-            assert asked.ask(path, client=client)[0] == 403, path
-    secret = [(gateway.SECRET.encode(), b"the secret")]
-    assert asked.ask("/v1/control/start-run", secret, client=("10.0.0.7", 5))[0] == 200
-    assert asked.ask("/v1/control/start-run", [(gateway.SECRET.encode(), "thé".encode("latin-1"))])[0] == 403
-    assert asked.ask("/v1/fleet/../control/start-run")[0] == 403
-    assert asked.ask("/v1/fleet/x", kind="websocket")[0] == "websocket.close"
-    assert asked.ask("/health")[0] == 200 and asked.ask("/healthz")[0] == 200
-    assert asked.ask("/metrics")[0] == 403 and asked.ask("/metrics", [(b"authorization", b"Bearer t")])[0] == 200
+        assert service.post(LAST, headers).status_code == 401, headers
+    assert [node.name for node in service.transport.nodes()] == ["north"]
+    for direction in ("behind", "ahead of"):
+        sentence = rf"client 'north' was refused: its clock is (99|10\d) s {direction} the server's"
+        assert any(re.fullmatch(sentence, text) for text in service.reports), service.reports
+    assert "a client whose key is not enrolled was refused" in service.reports and len(service.reports) < 8
 
 
-def test_metrics_are_in_prometheus_format_with_all_digits(key_folder):
-    asked = Asked(key_folder)
-    asked.gateway.counts["bytes received"], asked.gateway.gauges["rounds_done"] = 123_456_789, 12.0
-    lines = asked.ask("/metrics", [(b"authorization", b"Bearer t")])[1].decode().splitlines()
-    at = lines.index("# TYPE mooring_gateway_bytes_received_total counter")
-    assert lines[at + 1] == "mooring_gateway_bytes_received_total 123456789"
+def test_a_request_is_accepted_once(service):
+    """Not again, not after later ones, not from a session that its key has replaced."""
+    first, second = service.signer("north"), service.signer("north")
+    early, late = first.headers("POST", LAST, b""), first.headers("POST", LAST, b"")
+    unsent = first.headers("POST", LAST, b"")
+    assert service.post(LAST, late).status_code == 204
+    for headers in (late, early):
+        refused = service.post(LAST, headers)
+        assert refused.status_code == 401 and "sent before" in refused.text
+    assert service.status(second, path=LAST) == 204
+    refused = service.post(LAST, unsent)
+    assert refused.status_code == 401 and "another connection with this key" in refused.text
+    assert service.status(service.signer("south"), path=LAST) == 204
+
+
+def test_what_was_signed_for_a_former_server_is_refused(key_folder):
+    signer = Signer(keys.read_private(key_folder / "clients" / "north"), clock=lambda: time.time() - 40)
+    headers, service = signer.headers("POST", LAST, b""), Service(key_folder)
+    with listen(service.transport, service.host, service.port, key_folder):
+        refused = service.post(LAST, headers)
+    assert refused.status_code == 401 and "before the server started" in refused.text
+
+
+def test_bodies_answer_messages_and_are_bounded(service, monkeypatch):
+    monkeypatch.setattr(mailbox, "MIN_REPLY_BYTES", 1_000)
+    north = service.signer("north")
+    node = service.connect(north)
+    number = service.transport.mailbox.push(node, b"a question")
+    assert service.status(north, b"unasked", path=LAST) == 400
+    assert service.status(north, b"reply", "m9", path=LAST) == 409
+    assert service.status(north, bytes(1_001), number, path=LAST) == 413
+    headers = north.headers("POST", LAST, b"reply", number)
+    assert service.post(LAST, headers, iter([b"reply"])).status_code == 413  # no length
+    assert service.post(LAST, north.headers("POST", LAST, b"reply", number), b"other").status_code == 400
+    south = service.signer("south")
+    service.connect(south)
+    assert service.status(south, b"reply", number, path=LAST) == 409  # another client's message
+    answered = service.post(EXCHANGE, north.headers("POST", EXCHANGE, b""))
+    assert answered.content == b"a question" and answered.headers[MESSAGE] == number
+    assert service.status(north, b"reply", number, path=LAST) == 204
+    assert service.transport.pull([number]) == {number: b"reply"}
+    assert service.status(north, b"reply", number, path=LAST) == 409  # once
+
+
+def test_strangers_find_four_addresses(service):
+    """Wherever they come from: through a port forwarder of the server's host all requests come from it."""
+    forwarder = Forwarder(service.port)
+    with closing(forwarder):
+        for port in (service.port, forwarder.port):
+            service.url = f"https://127.0.0.1:{port}"
+            for path in ("/docs", "/openapi.json", "/v1/control/start-run", "/v1/exchange/../x", "/v1/mooring/pull"):
+                assert service.get(path).status_code == 404, path
+                assert service.post(path, {}).status_code == 404, path
+            for path in (EXCHANGE, LAST):
+                assert service.get(path).status_code == 405 and service.post(path, {}).status_code == 401
+            assert service.get("/healthz").json() == {"status": "ok"}
+            assert service.get("/metrics").status_code == 403
+            for token in ("other", "t\u00f6ken".encode().decode("latin-1")):
+                assert (
+                    service.get("/metrics", headers={"authorization": f"Bearer {token}".encode("latin-1")}).status_code
+                    == 403
+                )
+            assert service.get("/metrics", headers={"authorization": "Bearer token"}).status_code == 200
+
+
+def test_metrics_are_in_prometheus_format_with_all_digits(service):
+    service.transport.counts["received_bytes"], service.transport.gauges["rounds_done"] = 123_456_789, 12.0
+    lines = service.get("/metrics", headers={"authorization": "Bearer token"}).text.splitlines()
+    at = lines.index("# TYPE mooring_http_received_bytes_total counter")
+    assert lines[at + 1] == "mooring_http_received_bytes_total 123456789"
     assert "# TYPE mooring_rounds_done gauge" in lines and "mooring_rounds_done 12" in lines
 
 
-def test_signatures_are_checked_before_anything_is_read(key_folder):
-    """A request without an enrolled key costs its headers, whatever it would send."""
-    asked, big = Asked(key_folder), [bytes(1_000_000)] * 5
-    other = ec.generate_private_key(ec.SECP384R1())
-    mine = private(key_folder, "north")
-    changed = [
-        (name, value if name != b"flwr-timestamp" else value[:-9] + b"3+00:00") for name, value in headers_of(mine)
-    ]
-    for headers in (
-        [],
-        headers_of(other),
-        headers_of(mine, -600),
-        headers_of(mine, 60),
-        changed,
-        headers_of(mine)[:2],
-    ):
-        assert asked.ask("/v1/fleet/pull-messages", headers, pieces=big)[0] == 401
-    assert asked.read == 0 and not asked.inside
-    assert asked.ask("/v1/fleet/pull-messages", headers_of(mine), pieces=big)[0] == 200
-    large = [*headers_of(mine), (b"content-length", str(gateway.MAX_BODY_BYTES + 1).encode())]
-    assert asked.ask("/v1/fleet/push-object", large, pieces=big)[0] == 413
-    asked.gateway.max_body = 3_000_000
-    asked.ask("/v1/fleet/push-object", headers_of(mine), pieces=big)
-    assert asked.inside[-1] == "http.disconnect"  # bodies without a length are cut off
-
-
-def test_a_client_cannot_fill_the_memory_with_many_bodies(key_folder, monkeypatch):
-    """Of one key, 2.5 MB at once: of two requests of 2 MB the second is cut off; afterwards there is room again."""
-    monkeypatch.setattr(gateway, "MAX_BYTES_PER_KEY", 2_500_000)
-    asked = Asked(key_folder)
-    asked.gateway.max_body = 2_000_000
-    north, south = (headers_of(private(key_folder, name)) for name in ("north", "south"))
-
-    async def send_body(headers, meanwhile):
-        pieces = iter([True, False])
-
-        async def receive():
-            is_first = next(pieces)
-            if not is_first:
-                await meanwhile()
-            return {"type": "http.request", "body": bytes(1_000_000), "more_body": is_first}
-
-        async def send(message):
-            pass
-
-        await asked.gateway({"type": "http", "path": "/v1/fleet/x", "headers": headers}, receive, send)
-
-    async def story():
-        async def nothing():
-            pass
-
-        async def another():
-            await send_body(south, nothing)
-            await send_body(north, nothing)
-
-        await send_body(north, another)
-        await send_body(north, nothing)
-
-    asyncio.run(story())
-    assert asked.inside == ["http.request", "http.disconnect", "http.request", "http.request"]
-    assert not +asked.gateway.reading
-
-
-def test_a_revoked_key_is_refused_and_its_session_ends(key_folder):
-    asked = Asked(key_folder)
-    north, south = private(key_folder, "north"), private(key_folder, "south")
-    status, body = asked.ask(gateway.OPEN_CHANNEL, headers_of(north))
-    assert status == 200 and b"session" in body
-    channel = asked.gateway.mailbox.channels[7]
-    keys.revoke(key_folder, "north")
-    assert asked.gateway.keys.scan()
-    asked.gateway.mailbox.keep_keys(asked.gateway.keys.names)
-    assert channel.closed and asked.ask("/v1/fleet/x", headers_of(north))[0] == 401
-    assert asked.ask(gateway.EXCHANGE, [(gateway.SESSION.encode(), channel.session.encode())])[0] == 401
-    assert asked.ask("/v1/fleet/x", headers_of(south))[0] == 200
+def test_a_revoked_key_is_refused_and_its_waiting_request_ends(service):
+    north, south = service.signer("north"), service.signer("south")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(service.status, north)
+        wait_until(lambda: len(service.transport.nodes()) == 1)
+        keys.revoke(service.keys, "north")
+        begun = time.monotonic()
+        assert waiting.result() == 401 and time.monotonic() - begun < 5
+    assert service.status(north, path=LAST) == 401 and service.status(south, path=LAST) == 204
+    assert [node.name for node in service.transport.nodes()] == ["south"]
+    assert service.transport.revoked == {"north"} and "the key of client 'north' was revoked" in service.reports
     with pytest.raises(RequestError, match="client 'north' has no enrolled key; enrolled: south"):
-        keys.revoke(key_folder, "north")
+        keys.revoke(service.keys, "north")
 
 
 def test_keys_are_requested_enrolled_rotated_and_renewed(tmp_path, key_folder):
@@ -229,12 +214,12 @@ def test_keys_are_requested_enrolled_rotated_and_renewed(tmp_path, key_folder):
 
 def test_host_names_are_added_by_renewing(key_folder):
     with pytest.raises(
-        RequestError, match=r"is for localhost, 127.0.0.1, not for fed.example.org; use `mooring keys renew"
+        RequestError, match=r"is for localhost, 127.0.0.1, ::1, not for fed.example.org; use `mooring keys renew"
     ):
         keys.init(key_folder, [], ["fed.example.org"])
     before, authority = (key_folder / keys.SERVER).read_bytes(), (key_folder / keys.CA).read_bytes()
     keys.renew(key_folder, ["fed.example.org"])
-    assert keys.hosts_of(key_folder) == ["localhost", "127.0.0.1", "fed.example.org"]
+    assert keys.hosts_of(key_folder) == ["localhost", "127.0.0.1", "::1", "fed.example.org"]
     assert (key_folder / keys.SERVER).read_bytes() != before and (key_folder / keys.CA).read_bytes() == authority
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(key_folder / keys.SERVER, key_folder / keys.SERVER_KEY)  # they fit
@@ -246,43 +231,34 @@ def test_messages_are_given_until_they_are_answered():
 
     async def story():
         box = Mailbox()
-        assert not box.push(7, "m1", b"one")  # nobody is there
-        session = box.open(7, b"key")
-        channel = box.sessions[session]
-        assert box.push(7, "m1", b"one") and box.push(7, "m2", b"two")
+        box.loop = asyncio.get_running_loop()
+        assert not box.push("n", b"one")  # nobody is there
+        channel = box.open("n", b"key", "first")
+        one, two = box.push("n", b"one"), box.push("n", b"two")
         for _ in range(2):
-            assert await box.next_message(channel, 1) == ("m1", b"one")
-        assert await box.pull(["m1"], 0.01) == {}
-        box.answer(channel, "m1", b"reply")
-        box.answer(channel, "m1", b"another")
+            assert await box.next_message(channel, 1) == (one, b"one")
+        assert box.pull([one, two], 0.01) == {}
+        box.answer(channel, one, b"reply")
+        box.answer(channel, one, b"another")
         box.answer(channel, "m9", b"never asked")
-        assert await box.next_message(channel, 1) == ("m2", b"two")
-        assert await box.pull(["m1", "m2"], 1) == {"m1": b"reply"} and await box.pull(["m1"], 0.01) == {}
-        waiting = asyncio.create_task(box.pull(["m2"], 5))
-        await asyncio.sleep(0.01)
+        assert await box.next_message(channel, 1) == (two, b"two")
+        assert box.pull([one, two], 1) == {one: b"reply"} and box.pull([one, two], 0.01) == {}
+        waiting = asyncio.create_task(asyncio.to_thread(box.pull, [two], 5))
+        await asyncio.sleep(0.05)
         begun = time.monotonic()
-        box.answer(channel, "m2", b"late")
-        assert await waiting == {"m2": b"late"} and time.monotonic() - begun < 0.2
+        box.answer(channel, two, b"late")
+        assert await waiting == {two: b"late"} and time.monotonic() - begun < 1.0
         polling = asyncio.create_task(box.next_message(channel, 5))
         await asyncio.sleep(0.01)
-        other = box.open(7, b"key")
-        assert await polling is None and channel.closed and session not in box.sessions
-        assert box.push(7, "m3", b"three")
-        assert await box.next_message(box.sessions[other], 1) == ("m3", b"three")
-        box.forget(["m3"])
-        assert await box.next_message(box.sessions[other], 0.01) is None
+        other = box.open("n", b"key", "second")
+        assert await polling is None and channel.closed and box.channels == {"n": other}
+        polling = asyncio.create_task(box.next_message(other, 5))
+        await asyncio.sleep(0.01)
+        three = box.push("n", b"three")
+        assert await polling == (three, b"three")
+        assert box.pull([], 0) == {} and await box.next_message(other, 0.01) is None  # it was not wanted any more
 
     asyncio.run(story())
-
-
-@pytest.mark.parametrize("body", [b"", b"x", b"{}\n", b"[]\n", b'{"lengths":[5]}\nabc', b'{"lengths":[-1,4]}\nabc'])
-def test_malformed_frames_are_refused(body):
-    with pytest.raises(ValueError):
-        split_frames(body)
-    assert split_frames(join_frames({"a": 1}, [b"x", b"", b"yz"])) == (
-        {"a": 1, "lengths": [1, 0, 2]},
-        [b"x", b"", b"yz"],
-    )
 
 
 class Forwarder:
@@ -295,6 +271,8 @@ class Forwarder:
 
     def close(self):
         for end in (self.listening, *self.ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # closing alone does not end what another thread waits for
             end.close()
 
     def accept(self):
@@ -313,115 +291,173 @@ class Forwarder:
             target.shutdown(socket.SHUT_WR)
 
 
-@pytest.fixture
-def link(tmp_path, key_folder):
-    (tmp_path / "link").mkdir()
-    with start_superlink(tmp_path / "link", "127.0.0.1", find_free_port(), key_folder, False) as found:
-        yield found
-
-
-def memory_of(pid):
-    with open(f"/proc/{pid}/statm") as file:
+def memory():
+    with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def pid_of(port):
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read()
-                if b"child_process\0superlink" in words and str(port).encode() in words:
-                    return int(entry)
-    raise AssertionError("no SuperLink")
-
-
-@pytest.mark.processes
-def test_a_forwarder_on_the_servers_host_opens_nothing(link, key_folder):
-    """Runs are not listed, nobody is enrolled, no code is run; the server itself can do all of it."""
-    forwarder = Forwarder(int(link.address.rsplit(":", 1)[1]))
-    other, own = (
-        control_client(RunningSuperLink(f"127.0.0.1:{forwarder.port}", link.ca, "guessed", link.is_alive)),
-        control_client(link),
-    )
-    with closing(other), closing(own), closing(forwarder):
-        try_through(other, own, key_folder)
-
-
-def try_through(other, own, key_folder):
-    public = keys.flower_key_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
-    app = make_app_files(FIT_APPS["fit"])
-    attempts = (
-        other.list_runs,
-        lambda: other.register_node("north", public),
-        lambda: other.start_run(app, {}),
-    )
-    for attempt in attempts:
-        with pytest.raises(httpx.HTTPStatusError) as error:
-            attempt()
-        assert error.value.response.status_code == 403
-    assert dict(own.list_runs()) == {}
-    reports = []
-    assert synchronize_keys(own, keys.enrolled_keys(key_folder), reports.append) == set() and not reports
-    keys.revoke(key_folder, "north")
-    assert synchronize_keys(own, keys.enrolled_keys(key_folder), reports.append) == {"north"} and len(reports) == 1
-
-
-@pytest.mark.processes
-def test_unauthorized_connections_cost_little_memory(link):
-    """60 connections that want to send 60 MB each, and 60 that say nothing, without a key."""
-    port = int(link.address.rsplit(":", 1)[1])
-    pid, context = pid_of(port), ssl.create_default_context(cafile=str(link.ca))
-    before, lines = memory_of(pid), []
-    for k in range(120):
-        line = context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
+def test_unauthorized_connections_cost_little(service):
+    """100 connections that want to send 60 MB each, and 100 that say nothing, without a key."""
+    before, lines = memory(), []
+    for k in range(200):
+        line = socket.create_connection(("127.0.0.1", service.port))
         line.settimeout(5)
         lines.append(line)
-        if k % 2:
-            continue
-        line.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n")
-        with suppress(OSError):
-            for _ in range(20):
-                line.sendall(bytes(1_000_000))
-    grown = memory_of(pid) - before
+        if k % 2 == 0:
+            with suppress(OSError):
+                lines[-1] = line = service.check.wrap_socket(line, server_hostname="127.0.0.1")
+                line.sendall(b"POST /v1/exchange HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n")
+                for _ in range(20):
+                    line.sendall(bytes(1_000_000))
+    assert memory() - before < 100
     begun = time.monotonic()
-    assert httpx.get(f"https://{link.address}/healthz", verify=context).json() == {"status": "ok"}
+    assert service.get("/healthz").json() == {"status": "ok"}
     assert time.monotonic() - begun < 1.0
-    assert grown < 100, grown
     for line in lines:
         line.close()
 
 
+def test_headers_without_end_and_slow_connections_are_closed(service, monkeypatch):
+    monkeypatch.setattr(server, "FIRST_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.3)
+    north = service.signer("north")
+    node = service.connect(north)
+
+    def answer(content):
+        line = service.check.wrap_socket(
+            socket.create_connection(("127.0.0.1", service.port)), server_hostname="127.0.0.1"
+        )
+        line.settimeout(10)
+        with closing(line):
+            line.sendall(content)
+            with suppress(OSError):
+                return line.recv(100)
+        return b""
+
+    assert answer(b"GET /healthz HTTP/1.1\r\n") == b""
+    assert answer(b"GET /healthz HTTP/1.1\r\nx: " + bytes(20_000).replace(b"\0", b"y")).startswith(b"HTTP/1.1 4")
+    signed = north.headers("POST", LAST, b"reply", service.transport.mailbox.push(node, b"a question"))
+    head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+    slow = f"POST {LAST} HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 5\r\n\r\nre"
+    assert answer(slow.encode()).startswith(b"HTTP/1.1 408")
+
+
+def test_a_flood_of_a_member_is_not_read(service):
+    """50 bodies with a million fields each, at once: one may answer its message, the others are refused unread."""
+    north = service.signer("north")
+    node = service.connect(north)
+    number = service.transport.mailbox.push(node, b"a question")
+    body = b'{"fields":{' + b",".join(b'"%d":0' % k for k in range(1_000_000)) + b'},"order":[]}\n' + bytes(8)
+    requests = [north.headers("POST", LAST, body, number) for _ in range(50)]
+
+    def send(headers):
+        try:
+            return service.post(LAST, headers, body).status_code
+        except httpx.HTTPError:
+            return 0  # the server closed the line before it was all sent
+
+    with ThreadPoolExecutor(10) as pool:
+        statuses = list(pool.map(send, requests))
+    assert statuses.count(204) <= 1 and service.transport.counts["received_bytes"] <= len(body)
+    assert service.status(service.signer("south"), path=LAST) == 204
+
+
+def test_a_taken_port_and_other_addresses(key_folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(RequestError, match=rf"port {port} of 127\.0\.0\.1 is taken; choose --port"),
+            listen(HttpTransport(EnrolledKeys(None)), "127.0.0.1", port, None),
+        ):
+            pass
+    with (
+        pytest.raises(RequestError, match=r"of 192\.0\.2\.1 cannot be used"),
+        listen(HttpTransport(EnrolledKeys(None)), "192.0.2.1", 0, None),
+    ):
+        pass
+
+
+def test_a_server_on_ipv6(key_folder):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    service = Service(key_folder, "::1")
+    with listen(service.transport, "::1", service.port, key_folder):
+        assert service.status(service.signer("north"), path=LAST) == 204
+        address, heard = (
+            client.ServerAddress(f"[::1]:{service.port}", key_folder / keys.CA, key_folder / "clients/south"),
+            [],
+        )
+        thread = threading.Thread(
+            target=client.answer_until,
+            args=(lambda content: b"reply to " + content, address, lambda: bool(heard), print),
+        )
+        thread.start()
+        wait_until(lambda: any(node.name == "south" for node in service.transport.nodes()))
+        (node,) = [node.id for node in service.transport.nodes() if node.name == "south"]
+        (number,) = service.transport.push([(node, b"one")])
+        received = {}
+        while not received:
+            received = service.transport.pull([number])
+        assert received == {number: b"reply to one"}
+        heard.append(1)
+        service.transport.push([(node, b"the last")])
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "address,host", [("h:1", ("h", 1)), ("[::1]:9092", ("::1", 9092)), ("10.0.0.7:5", ("10.0.0.7", 5))]
+)
+def test_addresses(address, host):
+    assert client.split_address(address) == host
+    for wrong in ("h", "h:", ":5", "h:x", "[]:5"):
+        with pytest.raises(RequestError, match="is given as HOST:PORT"):
+            client.split_address(wrong)
+
+
+def test_a_refused_client_says_why_and_tries_again(service):
+    north, reports = service.keys / "clients" / "north", []
+    keys.revoke(service.keys, "south")
+    private = service.keys.parent / "south"
+    private.write_bytes(keys.openssh_bytes(ec.generate_private_key(ec.SECP384R1())))
+    turns = iter([False] * 4 + [True] * 9)
+    address = client.ServerAddress(f"127.0.0.1:{service.port}", service.keys / keys.CA, private)
+    client.answer_until(bytes, address, lambda: next(turns), reports.append)
+    assert "it does not accept our signature: is the key enrolled and not revoked?" in " ".join(reports)
+    turns, reports = iter([False, False, True, True, True]), []
+    begun = time.monotonic()
+    gone = client.ServerAddress(f"127.0.0.1:{find_free_port()}", service.keys / keys.CA, north)
+    client.answer_until(bytes, gone, lambda: next(turns), reports.append)  # a finished client does not wait
+    assert time.monotonic() - begun < 5 and reports == [f"connecting to {gone.address}"]
+
+
+def test_an_absent_library_is_named(monkeypatch):
+    import importlib
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "httpx" else object())
+    with pytest.raises(RequestError, match=r"needs httpx: pip install 'mooring-fl\[federation\]'"):
+        importlib.reload(http)
+
+
 @pytest.mark.processes
 def test_a_key_revoked_during_a_run_gets_401_and_the_others_finish(tmp_path):
-    """The gateway refuses it at once; its client is left out of what follows, by name."""
+    """The server refuses it at once; its client is left out of what follows, by name."""
     path, folder = run_file(tmp_path, "fedavg", rounds=40, clients=3)
     with Federation(tmp_path, path, folder) as here:
         shutil.copytree(tmp_path / "keys", tmp_path / "copy")
         wait_until(lambda: here.saved() >= 1)
-        address, ca = f"127.0.0.1:{here.port}", tmp_path / "keys" / "ca.crt"
-        pair = join.load_key_pair(tmp_path / "copy" / "clients" / "site 2")
+        check = ssl.create_default_context(cafile=str(tmp_path / "keys" / "ca.crt"))
+        signer = Signer(keys.read_private(tmp_path / "copy" / "clients" / "site 2"))
         with here.paused("site 0"):
             keys.revoke(tmp_path / "keys", "site 2")
             begun = time.monotonic()
-            check = ssl.create_default_context(cafile=str(ca))
-            with httpx.Client(base_url=f"https://{address}", verify=check) as client:
-                while (
-                    client.post("/v1/fleet/pull-messages", headers=flower_patches.sign_request(pair)).status_code != 401
-                ):
+            with httpx.Client(base_url=f"https://127.0.0.1:{here.port}", verify=check) as line:
+                while line.post(LAST, headers=signer.headers("POST", LAST, b"")).status_code != 401:
                     assert time.monotonic() - begun < 5
                     time.sleep(0.1)
         here.check_end()
         log = here.log_text("server")
         assert "the key of client 'site 2' was revoked" in log
         assert "site 2' is left out of this" in log and "its key was revoked" in log
-
-
-def test_every_private_name_of_flower_is_there():
-    assert flower_patches.missing_names() == []
-    flower_patches.check_flower()
-
-
-def test_a_flower_without_a_name_is_refused(monkeypatch):
-    monkeypatch.setattr(flower_patches, "PRIVATE_NAMES", ("flwr.app:Message", "flwr.app:Nothing"))
-    with pytest.raises(RequestError, match=r"lacks flwr.app:Nothing"):
-        flower_patches.check_flower()

@@ -6,11 +6,8 @@ import time
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
-from mooring.remote.child_process import DEFAULT_PORT
-
 from mooring.remote import keys
+from mooring.remote.join import DEFAULT_PORT
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
 from tests.remote.machines import Machines, ip, why_no_namespaces
@@ -48,7 +45,7 @@ class Deployment:
         self.start(
             machine,
             f"join {self.path} --data {data} --state {state} --server {HOST}:{DEFAULT_PORT} --ca {keys_}/ca.crt "
-            f"--key {keys_}/clients/{name} --embedded",
+            f"--key {keys_}/clients/{name}",
         )
 
     def saved_round(self):

@@ -4,22 +4,19 @@ import io
 import json
 import math
 import random
+from typing import ClassVar
 
 import numpy
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-
 from mooring.remote import client_requests, messages
 from mooring.remote.client_node import ClientNode
 from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload, printable
-from mooring.remote.requests import find_problem
+from mooring.remote.requests import REQUESTS, find_problem
 from mooring.remote.server_run import run_federation
-from tests.remote.federation_runs import make_clients, make_run
+from tests.remote.federation_runs import answer_with, make_clients, make_run
 from tests.remote.secure_runs import SECURE, make_secure_clients
 
 BAD = "site 2"
@@ -146,13 +143,13 @@ SPOKEN = {
 def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_personal"):
     """A federation in which one client's replies to a request are spoiled; the result, and what was reports."""
     run = make_run(table, name, rounds=2, federation=federation or {"wait": 60.0})
-    usual, reports = client_requests.REQUEST_HANDLERS[what], []
+    usual, reports = REQUESTS[what].answer, []
 
     def lie(home, payload):
         reply = usual(home, payload)
         return spoil(reply) if home.name == BAD and payload.fields.get("label") != "local" else reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
+    answer_with(monkeypatch, what, lie)
     grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
     return run_federation(run, grid, tmp_path / "run", report=reports.append), reports
 
@@ -163,7 +160,7 @@ def exchanged(tables, tmp_path_factory):
     folder, pairs = tmp_path_factory.mktemp("federation"), {}
     run = make_run(tables["regression"], rounds=2)
     with pytest.MonkeyPatch.context() as patch:
-        for what, usual in list(client_requests.REQUEST_HANDLERS.items()):
+        for what, usual in [(what, row.answer) for what, row in REQUESTS.items() if row.answer]:
 
             def answer(home, payload, what=what, usual=usual):
                 reply = usual(home, payload)
@@ -171,7 +168,7 @@ def exchanged(tables, tmp_path_factory):
                     pairs.setdefault(what, (payload, reply))
                 return reply
 
-            patch.setitem(client_requests.REQUEST_HANDLERS, what, answer)
+            answer_with(patch, what, answer)
         run_federation(run, MemoryTransport(make_clients(run, tables["regression"], folder / "state")), folder / "run")
     return pairs
 
@@ -195,63 +192,50 @@ def test_the_other_clients_finish(what, name, spoil, table, tmp_path, clock, mon
     assert named or what not in SPOKEN or name in ("meter of text", "nan") or result.clients["left_out"].notna().any()
 
 
-def array_record(data):
-    record = ConfigRecord({messages.FIELDS: "{}", messages.ORDER: ["message"]})
-    array = Array(dtype="float64", shape=(1,), stype="numpy.ndarray", data=data)
-    return RecordDict({messages.FIELDS: record, messages.LARGE: ArrayRecord({"message": array})})
-
-
-def npy_bytes(shape):
-    """The header of NumPy's format for float64 of this shape, without numbers."""
-    file = io.BytesIO()
-    numpy.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
-    return file.getvalue()
+def with_header(**about):
+    """A message with one tensor, as safetensors describes it, and 8 bytes of it."""
+    header = json.dumps({"message": about}).encode()
+    return b'{"fields":{},"order":["message"]}\n' + len(header).to_bytes(8, "little") + header + bytes(8)
 
 
 def npz_bytes():
     file = io.BytesIO()
-    numpy.savez_compressed(file, a=numpy.zeros(1_000_000))
+    numpy.savez(file, message=numpy.zeros(3))
     return file.getvalue()
 
 
 RAW = {
-    "no records": RecordDict(),
-    "no fields": RecordDict({messages.FIELDS: ConfigRecord({"other": 1})}),
-    "a shape of 8 TB": array_record(npy_bytes((10**12,))),
-    "an archive": array_record(npz_bytes()),
-    "no array": array_record(b"junk"),
+    "nothing": b"",
+    "no fields": b'{"order":[]}\n' + bytes(8),
+    "a shape of 8 TB": with_header(dtype="F64", shape=[10**12], data_offsets=[0, 8 * 10**12]),
+    "a shape of other bytes": with_header(dtype="F64", shape=[5], data_offsets=[0, 8]),
+    "an archive": b'{"fields":{},"order":["message"]}\n' + npz_bytes(),
+    "no tensor": b'{"fields":{},"order":["message"]}\njunk',
+    "a million fields": b'{"fields":{' + b",".join(b'"%d":0' % k for k in range(10**6)) + b'},"order":[]}\n' + bytes(8),
 }
 
 
 @pytest.mark.parametrize("content", RAW)
 def test_messages_that_are_no_replies(content, table, tmp_path, clock):
-    """Records without fields, and arrays that are none or claim more than any memory."""
+    """Bytes without fields, and tensors that are none or claim more than any memory."""
     run, reports = make_run(table, rounds=2, federation={"wait": 60.0, "deadline": 5.0, "quorum": 2}), []
 
     class Odd(MemoryTransport):
-        def pull_messages(self, message_ids):
-            out = super().pull_messages(message_ids)
-            for k, reply in enumerate(out):
-                asked = reply.metadata.src_node_id == 103 or self.owner.get(reply.metadata.reply_to_message_id) == 103
-                if asked and self.what[reply.metadata.reply_to_message_id] == "local_update":
-                    spoiled = Message(RAW[content], reply_to=self.requests[reply.metadata.reply_to_message_id])
-                    out[k] = spoiled
-            return out
+        asked: ClassVar[set] = set()
 
-        def push_messages(self, messages):
-            messages = list(messages)
-            numbers = super().push_messages(messages)
-            from mooring.remote.messages import from_records
-
-            for number, message in zip(numbers, messages):
-                self.owner[number] = message.metadata.dst_node_id
-                self.what[number] = from_records(message.content).fields["what"]
-                self.requests[number] = message
+        def push(self, pushed):
+            pushed = list(pushed)
+            numbers = super().push(pushed)
+            about = zip(numbers, pushed)
+            self.asked |= {n for n, (node, sent) in about if node == "103" and b'"local_update"' in sent}
             return numbers
 
-    grid = Odd(make_clients(run, table, tmp_path / "state"))
-    grid.owner, grid.what, grid.requests = {}, {}, {}
-    result = run_federation(run, grid, tmp_path / "run", report=reports.append)
+        def pull(self, numbers):
+            return {n: RAW[content] if n in self.asked else reply for n, reply in super().pull(numbers).items()}
+
+    result = run_federation(
+        run, Odd(make_clients(run, table, tmp_path / "state")), tmp_path / "run", report=reports.append
+    )
     assert len(result.rounds) == 2 and any("site 2" in text and "cannot be read" in text for text in reports)
 
 
@@ -270,13 +254,13 @@ SECURE_CASES = [
 def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, monkeypatch):
     """Four clients, of which one answers nonsense: three are enough."""
     run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
-    usual, reports = client_requests.REQUEST_HANDLERS[what], []
+    usual, reports = REQUESTS[what].answer, []
 
     def lie(home, payload):
         reply = usual(home, payload)
         return spoil(reply) if home.name == BAD else reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
+    answer_with(monkeypatch, what, lie)
     result = run_federation(
         run,
         MemoryTransport(make_secure_clients(run, table, tmp_path / "state")),
@@ -351,15 +335,15 @@ def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):
     rng, reports = random.Random(seed), []
     name = rng.choice(["fedavg", "fedprox_personal", "apfl", "scaffold"])
     run = make_run(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
-    for what, usual in list(client_requests.REQUEST_HANDLERS.items()):
+    for what, usual in [(what, row.answer) for what, row in REQUESTS.items() if row.answer]:
 
         def lie(home, payload, usual=usual):
             reply = usual(home, payload)
             return fuzz_reply(rng, reply) if home.name == BAD and rng.random() < 0.4 else reply
 
-        monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lie)
+        answer_with(monkeypatch, what, lie)
     grid = MemoryTransport(make_clients(run, table, tmp_path / "state"))
-    grid.enrolled = {node: home.name for node, home in grid.nodes.items()}
+    grid.enrolled = {node: home.name for node, home in grid.clients.items()}
     result = run_federation(run, grid, tmp_path / "run", report=reports.append)
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert set(result.clients["client"]) >= {"site 0", "site 1", "site 3"}

@@ -7,26 +7,24 @@ import stat
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 from mooring.cli import main
 from mooring.commands.event_log import EventLog
 from mooring.core import size_limits
 from mooring.core.errors import RequestError
 from mooring.engines.request import read_federation_request
-from mooring.remote import child_process, federation, keys
+from mooring.remote import keys, serve
 from mooring.remote.client_node import ClientNode
-from mooring.remote.client_requests import REQUEST_HANDLERS
-from mooring.remote.disclosure import REQUESTS_BY_QUANTITY, SENT_DESCRIPTIONS, SENT_FILE, Policy, read_policy
+from mooring.remote.disclosure import SENT_FILE, Policy, read_policy
 from mooring.remote.join import join
 from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
+from mooring.remote.requests import REQUESTS
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import make_clients, make_run
 from tests.remote.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
-from tests.remote.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
+from tests.remote.processes import FORKS, Federation, assert_models_are_the_simulators, run_file
 
-pytestmark = USES_FLOWER
+pytestmark = FORKS
 
 
 def test_a_client_records_what_left_its_machine(table, tmp_path, clock):
@@ -40,9 +38,8 @@ def test_a_client_records_what_left_its_machine(table, tmp_path, clock):
     updates = [line for line in lines if line["request"] == "local_update" and line["arrays"]]
     assert [line["round"] for line in updates][:2] == [1, 2] and updates[0]["arrays"]["message"] == [1, 7]
     assert all(
-        line["sent"] == SENT_DESCRIPTIONS[line["request"]] and line["bytes"] > 0 and "time" in line for line in lines
+        line["sent"] == REQUESTS[line["request"]].sends and line["bytes"] > 0 and "time" in line for line in lines
     )
-    assert set(REQUEST_HANDLERS) <= set(SENT_DESCRIPTIONS)
 
 
 def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):
@@ -64,7 +61,8 @@ def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):
     Policy(max_epsilon=9.0, algorithms=["fedavg"], purposes=["fit"]).check_run(private)
     file = sorted(table.iterdir())[0]
     client = ClientNode(run, file, tmp_path / "state", policy=Policy(quantities=["schema", "updates"], min_clients=3))
-    for what in (*REQUESTS_BY_QUANTITY["statistics"], *REQUESTS_BY_QUANTITY["losses"], *REQUESTS_BY_QUANTITY["models"]):
+    known = {what: row for what, row in REQUESTS.items() if "fit" in row.purposes and not what.startswith("secure")}
+    for what in (what for what, row in known.items() if row.quantity in ("statistics", "losses", "models")):
         reply = client.answer(what, Payload({"run": client.digest}))
         assert "its policy does not allow it" in reply.fields["refused"], what
     assert "summary" in client.answer("survey", Payload({"run": client.digest})).fields
@@ -172,7 +170,7 @@ def test_joining_a_secure_run_needs_keys_and_peers(table, tmp_path):
 @pytest.mark.skipif(not why_no_namespaces(), reason="the page on deploying is followed with this delay in namespaces")
 def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=3, clients=3)
-    port = child_process.find_free_port()
+    port = serve.find_free_port()
     line = SlowLine(("127.0.0.1", port), DELAY_SECONDS)
     with Federation(tmp_path, path, folder, port=port, through=line.port) as here:
         here.check_end()
@@ -196,28 +194,16 @@ def test_a_secure_federation_of_processes(tmp_path):
         training="checkpoint = 'last'",
     )
     reports = []
-    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, report=reports.append)
+    out = serve.run_local_federation(path, folder, tmp_path / "out", report=reports.append)
     from mooring.engines.fit import fit
     from mooring.runs.directory import open_run
 
     here = fit(path)
     torch.testing.assert_close(open_run(out).models.common, here.trained.common, rtol=1e-9, atol=1e-9)
-    place = federation.server_folder(out)
+    place = serve.server_folder(out)
     lines = [json.loads(line) for line in (place / "audit.jsonl").read_text().splitlines()]
     assert {"joined", "asked"} <= {line["event"] for line in lines}
     assert any(line.get("request") == "secure_update" and len(line["clients"]) == 3 for line in lines)
     assert not any(line.get("request") in ("local_update", "evaluate") for line in lines)
-    for name in ("audit.jsonl", "metrics.token", "superlink.log"):
+    for name in ("audit.jsonl", "metrics.token"):
         assert stat.S_IMODE((place / name).stat().st_mode) & 0o077 == 0, name
-
-
-@pytest.mark.processes
-def test_a_killed_app_is_noticed_within_ten_seconds(tmp_path):
-    path, folder = run_file(tmp_path, "fedavg", rounds=2000, clients=2)
-    with Federation(tmp_path, path, folder) as here:
-        wait_until(lambda: here.saved() >= 1)
-        (progress,) = here.place.glob("progress-*.jsonl")
-        app = json.loads(progress.read_text().splitlines()[0])["process"]
-        os.kill(app, 9)
-        wait_until(lambda: "the server's app was ended" in here.log_text("server"), seconds=10)
-        assert here.alive["server"].wait(60) not in (0, None)

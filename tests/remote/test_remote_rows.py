@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-fl[flower]")
-
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.estimates.client_queries import STATISTICS, differentiate_at, summarize_rows

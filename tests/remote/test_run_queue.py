@@ -2,17 +2,14 @@
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring-fl[flower]")
-
-from mooring.remote.superlink import FIT_APPS
-
 from mooring.core.errors import RequestError
-from mooring.remote import federation
+from mooring.remote import serve
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import DISMISSED_FILE, DONE_FILE
 from mooring.remote.join import ClientRuns
 from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
+from mooring.remote.serve import FIT_LEADS
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import make_run
 from tests.remote.processes import Federation, run_file
@@ -47,14 +44,14 @@ def test_a_queue_is_checked_before_it_starts(tmp_path):
     path, _ = run_file(tmp_path)
     other = path.with_name("second.toml")
     other.write_text(path.read_text())
-    queue = federation._read_queue([path, other], tmp_path / "out", 2, False, FIT_APPS)
+    queue = serve._read_queue([path, other], tmp_path / "out", 2, False, FIT_LEADS)
     assert [queued.out.name for queued in queue] == ["run", "second"]
-    assert federation._read_queue(path, tmp_path / "out", 2, False, FIT_APPS)[0].out == tmp_path / "out"
+    assert serve._read_queue(path, tmp_path / "out", 2, False, FIT_LEADS)[0].out == tmp_path / "out"
     with pytest.raises(RequestError, match="different names"):
-        federation._read_queue([path, path], tmp_path / "out", 2, False, FIT_APPS)
+        serve._read_queue([path, path], tmp_path / "out", 2, False, FIT_LEADS)
     other.write_text('[mooring]\npurpose = "advise"\n' + path.read_text().replace('[algorithm]\nname = "fedavg"\n', ""))
     with pytest.raises(RequestError, match="the run file's purpose is advise"):
-        federation._read_queue([path, other], tmp_path / "out", 2, False, FIT_APPS)
+        serve._read_queue([path, other], tmp_path / "out", 2, False, FIT_LEADS)
 
 
 class Queue(Federation):
@@ -69,7 +66,6 @@ class Queue(Federation):
         return [command, path, path.with_name("second.toml"), *options]
 
 
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 @pytest.mark.processes
 def test_a_server_runs_a_queue_without_restarting_clients(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=2)

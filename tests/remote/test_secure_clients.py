@@ -5,11 +5,10 @@ import secrets
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.core.errors import RequestError, WorkError
 from mooring.remote import messages, secure_client, server_run
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, from_records
+from mooring.remote.messages import Payload, unpack
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import Killed, make_run
 from tests.remote.secure_runs import ROUNDS, SECURE, WatchedGrid, make_secure_clients
@@ -24,7 +23,7 @@ class ActiveServer:
         grid, self.requests = MemoryTransport(self.homes), {}
 
         def fate(message, node, number):
-            payload = from_records(message.content)
+            payload = message
             self.requests.setdefault(payload.fields["what"], {})[self.name(node)] = payload
             if len(self.requests.get(messages.SECURE_UPDATE, {})) == len(self.homes):
                 raise Killed  # nothing of round 1 is confirmed yet
@@ -37,7 +36,7 @@ class ActiveServer:
         self.digest = self.homes[0].digest
 
     def name(self, node):
-        return self.grid.nodes[node].name
+        return self.grid.clients[node].name
 
     def ask(self, name, what, words, tensors=None):
         client = next(one for one in self.homes if one.name == name)
@@ -212,7 +211,7 @@ def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monke
     monkeypatch.setattr(server_run, "run_digest", lambda _: digest(run))
     with pytest.raises((WorkError, RequestError)):
         run_federation(plain, grid, tmp_path / "run")
-    assert not any("message" in from_records(content).tensors for content in grid.seen)
+    assert not any("message" in unpack(content).tensors for content in grid.seen)
 
 
 def test_shares_are_revealed_for_a_confirmed_sum_only(server):

@@ -10,16 +10,16 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import kstest
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
-from mooring.remote import client_requests, messages, secure_client, secure_sums
+from mooring.remote import messages, secure_client, secure_sums
 from mooring.remote.client_node import ClientNode
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, from_records
+from mooring.remote.messages import Payload, unpack
+from mooring.remote.requests import REQUESTS
 from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
-from tests.remote.federation_runs import HOW, Killed, make_run, write_clients
+from tests.remote.federation_runs import HOW, Killed, answer_with, make_run, write_clients
 from tests.remote.secure_runs import ROUNDS, SECURE, WatchedGrid, identities, make_secure_clients, stage_of
 
 
@@ -27,7 +27,7 @@ def masked_numbers(grid):
     """What the server saw of single clients, as shares of the modulus."""
     seen = []
     for content in grid.seen:
-        masked = from_records(content).tensors.get("masked")
+        masked = unpack(content).tensors.get("masked")
         if masked is not None and len(masked) > 3:  # a message, not losses
             seen += (masked.numpy().view(np.uint64) / 2.0**64).tolist()
     return np.array(seen)
@@ -57,15 +57,15 @@ def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_pat
         np.testing.assert_allclose(result.rounds[name], here.rounds[name], rtol=1e-6)
     assert result.summary["personal"] == pytest.approx(here.summary["personal"], rel=1e-6)
     assert result.clients["personal"].isna().all()  # nobody's own loss is known to the server
-    own = [read_json(home.folder / "done.json")["personal"] for home in grid.nodes.values()]
+    own = [read_json(home.folder / "done.json")["personal"] for home in grid.clients.values()]
     np.testing.assert_allclose(own, here.clients["personal"], rtol=1e-9)
-    assert not any((home.folder / secure_client.STATE).exists() for home in grid.nodes.values())
+    assert not any((home.folder / secure_client.STATE).exists() for home in grid.clients.values())
 
 
 def test_a_step_size_is_resolved_from_powers_of_two(table, tmp_path, clock):
     result, grid = run_secure(table, tmp_path)
     assert result.rounds["accepted"].tolist() == [4] * ROUNDS
-    shown = [from_records(content).tensors for content in grid.seen]
+    shown = [unpack(content).tensors for content in grid.seen]
     facts = [tensors for tensors in shown if "facts/smooth" in tensors]
     assert facts and all(float(torch.log2(one["facts/smooth"])) % 1 == 0 for one in facts)
     assert all(bool(one["facts/trace"].isnan().all()) for one in facts)
@@ -131,9 +131,9 @@ def test_one_client_may_leave_in_the_middle(stage, first, table, tmp_path, clock
     lost = []
 
     def fate(message, node, number):
-        if stage_of(message) == stage and node == 103 and not lost:
+        if stage_of(message) == stage and node == "103" and not lost:
             lost.append(number)
-            grid.since[103] = "later"  # the client was started again
+            grid.sessions["103"] = "later"  # the client was started again
             return "lost"
         return "fine"
 
@@ -142,9 +142,7 @@ def test_one_client_may_leave_in_the_middle(stage, first, table, tmp_path, clock
     grid.fate = fate
     if stage == messages.SECURE_UPDATE:
         grid.fate = lambda message, node, number: (
-            "lost"
-            if stage_of(message) == stage and node == 103 and from_records(message.content).fields["round"][0] == 1
-            else "fine"
+            "lost" if stage_of(message) == stage and node == "103" and message.fields["round"][0] == 1 else "fine"
         )
     result = run_federation(run, grid, tmp_path / "run")
     assert result.rounds["accepted"].tolist() == [first, 4]
@@ -152,7 +150,7 @@ def test_one_client_may_leave_in_the_middle(stage, first, table, tmp_path, clock
 
 def test_too_few_survivors_give_nothing(table, tmp_path, clock):
     def fate(message, node, number):
-        return "lost" if stage_of(message) == messages.SECURE_UPDATE and node in (102, 103) else "fine"
+        return "lost" if stage_of(message) == messages.SECURE_UPDATE and node in ("102", "103") else "fine"
 
     with pytest.raises(WorkError, match=r"no reply for 60 seconds|no secure sum after 10 attempts"):
         run_secure(table, tmp_path, fate=fate, deadline=5.0, wait=60.0)
@@ -184,14 +182,14 @@ def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):
 
 def test_random_numbers_end_a_secure_run_in_a_sentence(table, tmp_path, clock, monkeypatch):
     """Nobody can tell them from a masked vector, and so nobody knows who sent them."""
-    usual = client_requests.REQUEST_HANDLERS[messages.SECURE_UPDATE]
+    usual = REQUESTS[messages.SECURE_UPDATE].answer
 
     def lie(home, payload):
         reply = usual(home, payload)
         noise = torch.randint(-(2**62), 2**62, reply.tensors["masked"].shape)
         return reply._replace(tensors={"masked": noise}) if home.name == "site 2" else reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, messages.SECURE_UPDATE, lie)
+    answer_with(monkeypatch, messages.SECURE_UPDATE, lie)
     with pytest.raises(WorkError, match="one of site 0, site 1, site 2, site 3 sent random numbers"):
         run_secure(table, tmp_path)
 
@@ -239,7 +237,7 @@ def run_until_silent(table, path, last_stage, count, **more):
     grid, seen = MemoryTransport(make_secure_clients(run, table, path / "state", COMMON_KEYS)), []
 
     def fate(message, node, number):
-        if node != 103:
+        if node != "103":
             return "fine"
         seen.append(stage_of(message))
         is_gone = seen[:-1].count(last_stage) >= count or (
@@ -266,15 +264,15 @@ def test_a_client_that_confirms_and_never_unmasks_is_recovered(table, tmp_path, 
     grid, seen = MemoryTransport(make_secure_clients(run, table, tmp_path / "b" / "state", COMMON_KEYS)), []
 
     def fate(message, node, number):
-        seen.extend([stage_of(message)] if node == 103 else [])
-        return "lost" if node == 103 and seen.count(messages.SECURE_UNMASK) >= 3 and len(seen) > after else "fine"
+        seen.extend([stage_of(message)] if node == "103" else [])
+        return "lost" if node == "103" and seen.count(messages.SECURE_UNMASK) >= 3 and len(seen) > after else "fine"
 
     after = 10**9
 
     def leave_after(message, node, number):
         nonlocal after
         answer = fate(message, node, number)
-        if node == 103 and seen.count(messages.SECURE_UNMASK) == 3 and after == 10**9:
+        if node == "103" and seen.count(messages.SECURE_UNMASK) == 3 and after == 10**9:
             after = len(seen)
         return answer
 
@@ -288,7 +286,7 @@ def test_too_many_that_never_unmask_end_the_run_in_a_sentence(table, tmp_path, c
     run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE | {"deadline": 5.0, "wait": 60.0})
     grid = MemoryTransport(make_secure_clients(run, table, tmp_path / "state"))
     grid.fate = lambda message, node, number: (
-        "lost" if node in (102, 103) and stage_of(message) == messages.SECURE_UNMASK else "fine"
+        "lost" if node in ("102", "103") and stage_of(message) == messages.SECURE_UNMASK else "fine"
     )
     with pytest.raises(WorkError, match="no reply for 60 seconds"):
         run_federation(run, grid, tmp_path / "run")
@@ -298,11 +296,11 @@ def run_with_false_shares(monkeypatch, tmp_path, what, lie):
     """A secure run of seven clients, of which 'site 2' never unmasks; `lie` changes handling of a request."""
     folder = write_clients(tmp_path / "clients", clients=7)
     run = make_run(folder, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE | {"deadline": 5.0})
-    usual, reports = client_requests.REQUEST_HANDLERS[what], []
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, what, lambda client, payload: lie(usual, client, payload))
+    usual, reports = REQUESTS[what].answer, []
+    answer_with(monkeypatch, what, lambda client, payload: lie(usual, client, payload))
     grid = MemoryTransport(make_secure_clients(run, folder, tmp_path / "state"))
     grid.fate = lambda message, node, number: (
-        "lost" if node == 103 and stage_of(message) == messages.SECURE_UNMASK else "fine"
+        "lost" if node == "103" and stage_of(message) == messages.SECURE_UNMASK else "fine"
     )
     return run_federation(run, grid, tmp_path / "run", report=reports.append), reports
 

@@ -9,67 +9,33 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 import traceback
 from contextlib import suppress
 
-import pytest
-
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 import httpx
 import pandas as pd
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supernode import node_auth_http_interceptor as signing
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from mooring.remote.child_process import find_free_port
 
 from mooring.engines.request import request
-from mooring.remote import client_requests, flower_patches, join, keys
+from mooring.remote import keys
 from mooring.remote.client_node import run_digest
-from mooring.remote.messenger import MESSAGE_TYPE
+from mooring.remote.http.signatures import EXCHANGE, LAST, MESSAGE, Signer
+from mooring.remote.requests import REQUESTS
+from mooring.remote.serve import find_free_port
 from mooring.runs.tensor_files import read_tensors
-from tests.remote.processes import USES_FLOWER, Federation, assert_models_are_the_simulators, run_file, wait_until
+from tests.remote.federation_runs import answer_with
+from tests.remote.processes import FORKS, Federation, assert_models_are_the_simulators, run_file, wait_until
 
-pytestmark = USES_FLOWER
-
-
-def connect(address, ca, key):
-    """None if a node with this key is let in, else why it is refused."""
-    flower_patches.contain_connection_failures(lambda: False)
-    try:
-        with flower_patches.NodeConnection(address, ca, join.load_key_pair(key)):
-            return None
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+pytestmark = FORKS
 
 
-def at_another_time(seconds, work):
-    """What `work` gives on a machine whose clock is that many seconds off."""
-    usual = signing.now
-    signing.now = lambda: usual() + datetime.timedelta(seconds=seconds)
-    try:
-        return work()
-    finally:
-        signing.now = usual
-
-
-def signed(address, ca, key, what, message, seconds=0.0):
-    """The status of a request that is signed with this key, at a time that many seconds from now."""
-
-    def send():
-        signer = signing.NodeAuthHttpInterceptor(*join.load_key_pair(key))
-        fleet = FleetHttpClient.from_server_address(address, False, ca.read_bytes(), interceptors=[signer])
-        try:
-            with fleet:
-                getattr(fleet, what)(message)
-            return 200
-        except httpx.HTTPStatusError as error:
-            return error.response.status_code
-
-    return at_another_time(seconds, send)
+def post(address, ca, key, **how):
+    """The response to a request that is signed with this key."""
+    headers = Signer(keys.read_private(key), **how).headers("POST", LAST, b"")
+    return httpx.post(f"https://{address}{LAST}", headers=headers, verify=ssl.create_default_context(cafile=str(ca)))
 
 
 def expired_server(folder):
@@ -109,8 +75,8 @@ def expired_server(folder):
 
 
 def test_unauthorized_clients_are_refused_while_the_run_completes(tmp_path):
-    """No TLS, other authorities, expired and misnamed certificates, no key, unknown keys, other people's nodes, stale
-    signatures, requests without end, and the server's own interfaces from elsewhere."""
+    """No TLS, other authorities, expired and misnamed certificates, no key, unknown keys, stale signatures,
+    requests without end, and addresses that do not exist."""
     path, folder = run_file(tmp_path, "fedavg", rounds=40, clients=2)
     keys.init(tmp_path / "other", ["site 0"])
     with Federation(tmp_path, path, folder) as here:
@@ -124,50 +90,42 @@ def test_unauthorized_clients_are_refused_while_the_run_completes(tmp_path):
             other_key = tmp_path / "other" / "clients" / "site 0"
             trusting = ssl.create_default_context(cafile=str(ca))
             with pytest.raises(httpx.HTTPError):
-                httpx.get(f"http://{address}/health")
+                httpx.get(f"http://{address}/healthz")
             with pytest.raises(httpx.ConnectError):
                 httpx.get(
-                    f"https://{address}/health",
+                    f"https://{address}/healthz",
                     verify=ssl.create_default_context(cafile=str(tmp_path / "other/ca.crt")),
                 )
-            assert "CERTIFICATE_VERIFY_FAILED" in connect(address, tmp_path / "other" / "ca.crt", other_key)
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                post(address, tmp_path / "other" / "ca.crt", other_key)
             with (
                 socket.create_connection(("127.0.0.1", here.port)) as plain,
                 pytest.raises(ssl.SSLCertVerificationError),
             ):
                 trusting.wrap_socket(plain, server_hostname="elsewhere.example.org")
             listening, old = expired_server(tmp_path / "keys")
-            assert "certificate has expired" in connect(old, ca, mine)
+            with pytest.raises(httpx.ConnectError, match="certificate has expired"):
+                post(old, ca, mine)
             listening.close()
-            assert "401" in connect(address, ca, other_key)  # a key that was not enrolled
-            public = keys.enrolled_keys(tmp_path / "keys")["site 0"]
-            assert (
-                signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), -600) == 401
-            )  # stale
-            assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), 600) == 401
-            problem = at_another_time(600, lambda: connect(address, ca, mine))
-            assert "is this machine's clock right" in join.describe_error(RuntimeError(problem))
-            other = int((next((here.place / "clients" / "site 1").glob("*/node"))).read_text())
-            of_another = PullMessagesRequest(node=Node(node_id=other))
-            assert signed(address, ca, mine, "PullMessages", of_another) == 401
-            assert signed(address, ca, other_key, "PullMessages", of_another) == 401
+            assert "not enrolled" in post(address, ca, other_key).text
+            for seconds in (-600, 600):
+                refused = post(address, ca, mine, clock=lambda seconds=seconds: time.time() + seconds)
+                assert refused.status_code == 401 and "its clock is 600 s" in refused.text
             elsewhere = httpx.Client(
                 transport=httpx.HTTPTransport(verify=trusting, local_address="127.0.0.2"), base_url=f"https://{address}"
             )
             with elsewhere:
-                assert elsewhere.get("/health").status_code == 200
-                for way in ("control/start-run", "control/list-runs", "control/register-node", "runtime/pull-messages"):
-                    assert elsewhere.post(f"/v1/{way}").status_code == 403, way
-                for page in ("/docs", "/openapi.json", "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/x"):
-                    assert elsewhere.get(page).status_code == 403, page
+                assert elsewhere.get("/healthz").status_code == 200
+                for path_ in ("/v1/control/list-runs", "/docs", "/openapi.json", "/v1/exchange/../x", "/v1/%2e%2e/x"):
+                    assert elsewhere.get(path_).status_code == 404, path_
                 for name in ("X-Forwarded-For", "X-Real-IP", "Forwarded"):
-                    assert elsewhere.post("/v1/control/list-runs", headers={name: "127.0.0.1"}).status_code == 403
-                for way in ("register-node", "activate-node", "pull-messages"):  # no signature
-                    assert 400 <= elsewhere.post(f"/v1/fleet/{way}", content=b"").status_code < 500, way
+                    assert elsewhere.get("/metrics", headers={name: "127.0.0.1"}).status_code == 403
+                for path_ in (EXCHANGE, LAST):  # no signature
+                    assert elsewhere.post(path_, content=b"").status_code == 401, path_
             with trusting.wrap_socket(
                 socket.create_connection(("127.0.0.1", here.port)), server_hostname="127.0.0.1"
             ) as line:
-                line.sendall(b"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n")
+                line.sendall(b"POST /v1/exchange HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n")
                 assert line.recv(100).startswith(b"HTTP/1.1 401")
         here.check_end()
         assert "client 'site 0' was refused: its clock is" in here.log_text("server")
@@ -203,7 +161,7 @@ class Tap:
     def pass_on(self, source, target, kept):
         try:
             while data := source.recv(1 << 16):
-                self.messages += kept is self.down and MESSAGE_TYPE.encode() in data
+                self.messages += kept is self.down and MESSAGE.encode() in data
                 if kept is self.down and self.messages == self.lose:
                     self.lose = None
                     break
@@ -258,7 +216,7 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
     A message that is lost on the way is asked for again.
     """
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=2)
-    visit = client_requests.REQUEST_HANDLERS["local_update"]
+    visit = REQUESTS["local_update"].answer
 
     def noted(home, payload):
         reply = visit(home, payload)
@@ -267,7 +225,7 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
                 file.write(b"".join(tensor.numpy().tobytes() for tensor in reply.tensors.values()))
         return reply
 
-    monkeypatch.setitem(client_requests.REQUEST_HANDLERS, "local_update", noted)
+    answer_with(monkeypatch, "local_update", noted)
 
     def work():
         port = find_free_port()

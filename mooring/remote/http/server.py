@@ -29,8 +29,9 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -81,7 +82,8 @@ class HttpTransport:
             Route(HEALTH, self.health),
             Route(METRICS, self.metrics),
         ]
-        self.app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.refuse})
+        handlers: dict[Any, Any] = {Refusal: self.refuse, HTTPException: self.refuse_path}
+        self.app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers=handlers)
 
     # in the event loop
 
@@ -109,8 +111,11 @@ class HttpTransport:
             self.refusals.put(self.enrolled.describe(refusal))
         return PlainTextResponse(refusal.why + "\n", refusal.status, {"connection": "close"})
 
+    async def refuse_path(self, request: Request, error: Any) -> Response:
+        return PlainTextResponse(f"{error.detail}\n", error.status_code, {"connection": "close"})
+
     async def health(self, request: Request) -> Response:
-        return PlainTextResponse("ok\n", headers={"connection": "close"})
+        return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
     async def metrics(self, request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -227,6 +232,7 @@ def listen(transport: HttpTransport, host: str, port: int, key_folder: Path | No
         config = uvicorn.Config(
             transport.app,
             http=TimeoutProtocol,
+            ws="none",
             log_config=None,
             access_log=False,
             proxy_headers=False,

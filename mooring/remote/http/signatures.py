@@ -100,8 +100,8 @@ class Verifier:
             if not self.allows(key):
                 raise Refusal(401, "this key is not enrolled", key)
             if not abs(age) <= MAX_CLOCK_SKEW_SECONDS:
-                direction = "behind" if age > 0 else "ahead"
-                raise Refusal(401, f"its clock is {abs(age):.0f} s {direction} of the server's", key)
+                direction = "behind" if age > 0 else "ahead of"
+                raise Refusal(401, f"its clock is {abs(age):.0f} s {direction} the server's", key)
             if float(when) < self.started_at - MAX_CLOCK_SKEW_SECONDS / 2:
                 raise Refusal(401, "the request was signed before the server started", key)
             loaded = serialization.load_der_public_key(key)
