@@ -428,8 +428,8 @@ REQUESTS: dict[str, Request] = {
         purposes=("advise",), planned=lambda run: 1_000,
     ),
     "declare": Request(
-        None, "its number of rows, three losses to two digits and its recommendation", "", "results", check_declared,
-        MAX_ROUND_VALUES, purposes=("advise",),
+        None, "its number of rows, three losses to two digits and its recommendation, where its policy lets results leave",
+        "", check=check_declared, values=MAX_ROUND_VALUES, purposes=("advise",),
     ),
     "secure_keys": Request(
         secure_client.handle_keys, "a public key, its weight and its numbers of rows, signed", "session cohort",

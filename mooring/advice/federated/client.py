@@ -58,7 +58,7 @@ from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceSection
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 
-SUMS_FOLDER, KEY_FILE, COHORT_FILE = "sums", "key.json", "cohort.json"
+SUMS_FOLDER, KEY_FILE, COHORT_FILE, DECLARED_FILE = "sums", "key.json", "cohort.json", "declared.json"
 COHORTS_FILE = (
     "cohorts.json"  # of all runs of this client: the file, its rows' digest, and the clients it took part with
 )
@@ -372,15 +372,15 @@ def handle_step(node: AdviceClientNode, payload: Payload) -> Payload:
 
 
 def handle_declare(node: AdviceClientNode, payload: Payload) -> Payload:
-    """Return its rows, three losses to two digits and its recommendation."""
-    running = node.run_program()
-    running.replay(MAX_STEPS)
-    if running.result is None:
+    """Return its rows, three losses to two digits and its recommendation, where its policy lets results leave; this is
+    the last request of a run."""
+    path = node.sums / DECLARED_FILE
+    if not path.exists():
         raise RequestError(f"client '{node.name}' has no result yet.")
-    with details_for_operator(node, "cannot describe its result"):
-        row = client_row(node.task, node.clients, *running.result)
-    losses = {name: float(f"{row[name]:.2g}") for name in MODEL_KINDS}
-    return Payload({"declared": {"rows": int(row["rows"]), "recommended": str(row["recommended"]), **losses}})
+    known = read_json(path)
+    write_json(node.folder / DONE_FILE, known["done"])
+    shares = node.policy is None or node.policy.allows("results")
+    return Payload({"declared": known["declared"] if shares else None})
 
 
 def write_result(node: AdviceClientNode) -> None:
@@ -407,7 +407,10 @@ def write_result(node: AdviceClientNode) -> None:
     w = torch.from_numpy(result.federation.center.w).to(task.dtype)
     v = torch.from_numpy(pick_model(own)).to(task.dtype)[None]
     create_run(path, files).write_models(StoredModels(w, v, (node.name,), about, layout))
-    write_json(node.folder / DONE_FILE, row | {"metric": task.metric, "said": sentence})
+    losses = {name: float(f"{row[name]:.2g}") for name in MODEL_KINDS}
+    declared = {"rows": int(row["rows"]), "recommended": str(row["recommended"]), **losses}
+    done = row | {"metric": task.metric, "said": sentence}
+    write_json(node.sums / DECLARED_FILE, {"declared": declared, "done": done})
 
 
 MODEL_SENTENCES = {"local": "the local model", "global": "the global model", "personal": "a personal model"}

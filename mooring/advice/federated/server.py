@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.federated.client import check_clients, refuse_unsupported, schema_options
 from mooring.advice.federated.plan import plan_digest
 from mooring.advice.federated.program import FederationResult, advise_program
@@ -43,6 +44,7 @@ from mooring.runs.sections import AdviceSection, FederationSection
 from mooring.runs.table_schemas import clients_table
 
 PARTICIPATION_FILE = "federation.json"
+DECLARE_SECONDS = 60.0  # for clients that went away after their last sum
 
 
 class FederatedAdvice:
@@ -196,9 +198,20 @@ def lead(
 
 def collect_declared(messenger: Messenger, names: tuple[str, ...]) -> list[JsonObject]:
     """Return the results of the clients whose policy shares them."""
-    answered = messenger.ask("declare", {name: Payload({}) for name in names}, quorum=0)
+    answered = messenger.ask("declare", {name: Payload({}) for name in names}, deadline=DECLARE_SECONDS, quorum=0)
     own = {name: reply.fields["declared"] for name, reply in sorted(answered.replies.items())}
-    return [{"client": name, "train": row["rows"], "validation": 0, "test": 0, **row} for name, row in own.items()]
+    rows = {name: row for name, row in own.items() if row is not None}
+    return [declared_row(name, row) for name, row in rows.items()]
+
+
+def declared_row(name: str, row: JsonObject) -> JsonObject:
+    """Return a client's row of what it has declared, with the changes that follow from its losses."""
+    out: JsonObject = {"client": name, "train": row["rows"], "validation": 0, "test": 0, **row}
+    for other in ALTERNATIVES:
+        change = float(row[other]) - float(row[row["recommended"]])
+        share = 100 * change / float(row[other]) if row[other] else 0.0
+        out |= {f"improvement_over_{other}": change, f"improvement_over_{other}_pct": share}
+    return out
 
 
 def write_advice(
