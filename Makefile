@@ -22,7 +22,7 @@ demo: setup
 federation: setup
 	rm -rf demo/federation demo/federation.federation demo/clients
 	$(BIN)/python -m benchmarks.client_tables write parkinsons demo/clients 8
-	$(BIN)/mooring federation up demo/clients/run.toml --client-dir demo/clients/tables --embedded --out demo/federation
+	$(BIN)/mooring federation up demo/clients/run.toml --client-dir demo/clients/tables --out demo/federation
 	$(BIN)/python -m benchmarks.client_tables compare demo/clients demo/federation
 
 # What every change must pass, with `make lint`: the tests that need neither processes, a browser nor minutes.

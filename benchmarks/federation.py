@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from mooring.remote.superlink import APP_PYPROJECT
 
-from mooring.engines.flower import child_process, federation, join, keys, superlink
-from mooring.engines.flower.superlink import APP_PYPROJECT
+from mooring.remote import child_process, federation, join, keys, superlink
 from mooring.runs.directory import open_run
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05

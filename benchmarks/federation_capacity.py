@@ -28,8 +28,8 @@ import httpx
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import child_process, federation, join, keys
-from mooring.engines.flower.disclosure import AUDIT_FILE
+from mooring.remote import child_process, federation, join, keys
+from mooring.remote.disclosure import AUDIT_FILE
 from mooring.runs.directory import open_run
 
 ROWS, COLUMNS = 20, 5

@@ -16,20 +16,20 @@ import time
 from pathlib import Path
 
 import tomli_w
+from tests.advice.test_remote_server import CASES as TABLES
+from tests.advice.test_remote_server import WORDS, write_case
 
 from benchmarks.client_tables import compare, difference
 from mooring.advice.advise import advise
 from mooring.algorithms.base import algorithm_names, find
-from mooring.engines.flower.client_node import run_digest
-from mooring.engines.flower.client_requests import RESULT_DIR
-from mooring.engines.flower.federation import server_folder
 from mooring.engines.request import read_federation_request
+from mooring.remote.client_node import run_digest
+from mooring.remote.client_requests import RESULT_DIR
+from mooring.remote.serve import server_folder
 from mooring.runs.directory import open_run
-from tests.advice.test_remote_server import CASES as TABLES
-from tests.advice.test_remote_server import WORDS, write_case
 from tests.algorithms.cases import CASES
-from tests.engines.flower_runs import write_clients
-from tests.engines.processes import LONG, Federation, wait_until
+from tests.remote.federation_runs import write_clients
+from tests.remote.processes import LONG, Federation, wait_until
 
 
 def settings_of(name: str) -> dict[str, object]:

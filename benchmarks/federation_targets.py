@@ -25,8 +25,8 @@ from benchmarks import federation as plain_flower
 from benchmarks.federation_capacity import measure
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.table_sources import read_source
-from mooring.engines.flower.disclosure import AUDIT_FILE
-from mooring.engines.flower.federation import server_folder
+from mooring.remote.disclosure import AUDIT_FILE
+from mooring.remote.serve import server_folder
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- written by python -m benchmarks.federation_targets --write -->", "<!-- end of the targets -->"

@@ -16,14 +16,16 @@ from mooring.core.types import JsonObject
 from mooring.options import Json, TrustCode, split_commas
 
 if TYPE_CHECKING:
-    from mooring.engines.flower.superlink import AppPaths
+    from collections.abc import Callable
+
+    from mooring.remote.client_node import ClientNode
     from mooring.report.terminal import Display
 
 federation = PlainTyper(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Run a whole federation on this machine.",
-    epilog="Example: mooring federation up run.toml --client-dir clients/ --embedded",
+    epilog="Example: mooring federation up run.toml --client-dir clients/",
 )
 keys = PlainTyper(
     no_args_is_help=True,
@@ -38,20 +40,23 @@ FederationOut = Annotated[
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect without TLS, on this machine only.")]
 RunArguments = Annotated[list[Path], typer.Argument(hidden=True, metavar="RUN...")]
-Embedded = Annotated[
-    bool, typer.Option("--embedded", help="Answer in this process, not through Flower's own node: quicker.")
-]
-
-
 LogFormat = Annotated[str, typer.Option("--log-format", help="Lines on standard error: text or json.")]
 
 
-def find_apps() -> dict[str, AppPaths]:
-    """Return the Flower apps by the purpose of a run."""
-    from mooring.advice.remote.flower_app import APPS
-    from mooring.engines.flower.superlink import FIT_APPS
+def find_leads() -> dict[str, Callable[..., object]]:
+    """Return what leads a run on the server, by its purpose."""
+    from mooring.advice.federated.server import advise_federation
+    from mooring.remote.serve import FIT_LEADS
 
-    return {**FIT_APPS, "advise": APPS}
+    return {**FIT_LEADS, "advise": advise_federation}
+
+
+def find_kinds() -> dict[str, type[ClientNode]]:
+    """Return the clients by the purpose of a run."""
+    from mooring.advice.federated.client import AdviceClientNode
+    from mooring.remote.client_node import ClientNode
+
+    return {"fit": ClientNode, "advise": AdviceClientNode}
 
 
 def make_private() -> None:
@@ -87,7 +92,7 @@ def serve(
     algorithms`. With `secure = true` in [federation] the server sees sums of messages only. After a crash, the same
     command resumes.
     """
-    from mooring.engines.flower.federation import serve as serve_runs
+    from mooring.remote.serve import serve as serve_runs
     from mooring.report.terminal import Display
 
     make_private()
@@ -96,7 +101,7 @@ def serve(
     with display.progress() as on_progress:
         directories = serve_runs(
             run, out, key_folder=key_folder, host=host, port=port, insecure=insecure, clients=clients, trust=trust_code,
-            apps=find_apps(), report=log.write_message, on_progress=log.follow(on_progress),
+            leads=find_leads(), report=log.write_message, on_progress=log.follow(on_progress),
         )  # fmt: skip
     for directory in directories:
         show_federation(display, directory, json_)
@@ -117,10 +122,12 @@ def join(
         Path | None, typer.Option("--peers", help="The clients' public keys, peers.json, for secure sums.")
     ] = None,
     insecure: Insecure = False,
-    embedded: Embedded = False,
     policy: Annotated[
         Path | None, typer.Option("--policy", help="This client's rules for what may leave: policy.toml.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Let rows that were added up before take part with other clients.")
+    ] = False,
     trust_code: TrustCode = False,
     log_format: LogFormat = TEXT,
     json_: Json = False,
@@ -131,17 +138,15 @@ def join(
     machine; what the messages reveal depends on the algorithm (`mooring list algorithms`). After a crash, the same
     command resumes.
     """
-    from mooring.advice.remote.client_node import AdviceClientNode
-    from mooring.engines.flower.client_node import ClientNode
-    from mooring.engines.flower.join import join as join_runs
-    from mooring.engines.flower.messages import printable
+    from mooring.remote.join import join as join_runs
+    from mooring.remote.messages import printable
     from mooring.report.terminal import Display
 
     make_private()
     log = event_log(log_format)
     results = join_runs(
-        run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure, embedded=embedded,
-        policy=policy, trust=trust_code, kinds={"fit": ClientNode, "advise": AdviceClientNode},
+        run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure,
+        policy=policy, again=again, trust=trust_code, kinds=find_kinds(),
         report=log.write_message,
     )  # fmt: skip
     if json_:
@@ -166,34 +171,48 @@ def describe_test_loss(result: JsonObject) -> str:
     return f"{text}. Difference, 95% CI: {low:.3g} to {high:.3g}{'' if low > 0 or high < 0 else ', which includes 0'}."
 
 
-@federation.command("up", epilog="Example: mooring federation up run.toml --client-dir clients/ --embedded")
+@federation.command("up", epilog="Example: mooring federation up run.toml --client-dir clients/")
 def federation_up(
     run: RunArgument,
     clients: Annotated[Path, typer.Option("--client-dir", help="Folder with one table per client.")],
     out: FederationOut = None,
     insecure: Insecure = False,
-    embedded: Embedded = False,
+    transport: Annotated[
+        str, typer.Option("--transport", help="http, flower (its SuperLink) or simulation (Flower's, on Ray).")
+    ] = "http",
     trust_code: TrustCode = False,
     log_format: LogFormat = TEXT,
     json_: Json = False,
 ) -> None:
     """Run server and clients on this machine, to try it out.
 
-    Each client is a process of its own, which connects over TLS.
+    Each client is a process of its own, which connects over TLS; Flower's nodes connect without it, on this machine.
 
     RUN is a run file. Keys, logs and the clients' folders are in OUT.federation.
     """
-    from mooring.engines.flower.federation import run_local_federation
+    from mooring.remote.serve import run_local_federation
     from mooring.report.terminal import Display
 
     make_private()
     display, log = Display(json_), event_log(log_format)
     out = out or Path("runs") / f"{run.stem}-federation"
     with display.progress() as on_progress:
-        run_local_federation(
-            run, clients, out, embedded=embedded, insecure=insecure, trust=trust_code, apps=find_apps(),
-            report=log.write_message, on_progress=log.follow(on_progress),
-        )  # fmt: skip
+        follow = log.follow(on_progress)
+        if transport == "http":
+            run_local_federation(
+                run, clients, out, insecure=insecure, trust=trust_code, leads=find_leads(), report=log.write_message,
+                on_progress=follow,
+            )  # fmt: skip
+        elif transport == "flower":
+            from mooring.remote.flower import run_flower_federation
+
+            run_flower_federation(run, clients, out, find_kinds(), find_leads(), log.write_message, follow)
+        elif transport == "simulation":
+            from mooring.remote.flower import run_simulation
+
+            run_simulation(run, clients, out, log.write_message, follow)
+        else:
+            raise RequestError(f"--transport must be http, flower or simulation, got {transport!r}.")
     show_federation(display, out, json_)
 
 
@@ -205,10 +224,10 @@ def federation_app(run: RunArgument, folder: Annotated[Path, typer.Argument(hidd
 
     RUN is a run file, FOLDER the app's new folder.
     """
-    from mooring.engines.flower.superlink import write_app
+    from mooring.remote.flower import write_app
     from mooring.report.terminal import Display
 
-    write_app(run, folder, find_apps())
+    write_app(run, folder, find_kinds(), find_leads())
     Display().print_line(
         f'`flwr run {folder} NAME --stream --run-config \'out="runs/one" clients="3"\'` starts it, NAME being a '
         "SuperLink of Flower's own config.toml."
@@ -292,7 +311,7 @@ def keys_renew(
 
 def key_functions() -> ModuleType:
     make_private()
-    from mooring.engines.flower import keys as module
+    from mooring.remote import keys as module
 
     return module
 

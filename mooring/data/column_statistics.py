@@ -168,12 +168,13 @@ def count_levels(
     return {values[k]: LevelCount(int(count[k]), ordered[int(first[k])]) for k in np.flatnonzero(count).tolist()}
 
 
-def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict[str, np.ndarray]:
+def order_statistics(values: np.ndarray, code: np.ndarray, clients: int, exact: bool = False) -> dict[str, np.ndarray]:
     """Return order statistics by client: the number of finite values and of different ones, the extremes,
     the median, the interquartile range, and the mean distance from the median; 0 if there is no value.
 
     These are not cells of the table: extremes are rounded outwards and the median to steps of a tenth or less of
     the mean distance, except for values that are such short decimals anyway. If all values are equal, see `disguise`.
+    If they do not leave the client, they may be `exact`.
     """
     present = np.isfinite(values)
     values, code = values[present], code[present]
@@ -199,24 +200,32 @@ def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict
         between = at(0.75) - at(0.25)
     top = np.finfo(float).max
     low, high, off = at(0.0), at(1.0), np.minimum(off, top)
-    step = steps(off)
-    is_constant = low == high
-    low, high = (
-        np.where(is_constant, low, to_steps(low, step, np.floor)),
-        np.where(is_constant, high, to_steps(high, step, np.ceil)),
-    )
-    middle = np.where(is_constant, middle, to_steps(middle, step, np.rint))
-    for k in np.flatnonzero(is_constant & (low != 0)):
-        low[k] = high[k] = middle[k] = disguise(low[k])
+    between = np.minimum(between, top)
+    if not exact:
+        low, high, middle, between = round_order_statistics(low, high, middle, between, steps(off))
     return {
         "finite": size.astype(float),
         "distinct": sum_by_client(new, owner, clients),
         "low": low,
         "high": high,
         "middle": middle,
-        "between": to_steps(np.minimum(between, top), step, np.rint),
+        "between": between,
         "off": off,
     }
+
+
+def round_order_statistics(
+    low: np.ndarray, high: np.ndarray, middle: np.ndarray, between: np.ndarray, step: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return extremes, medians and interquartile ranges that are no cells of the table."""
+    is_constant = low == high
+    low, high, middle = (
+        np.where(is_constant, values, to_steps(values, step, rounding))
+        for values, rounding in ((low, np.floor), (high, np.ceil), (middle, np.rint))
+    )
+    for k in np.flatnonzero(is_constant & (low != 0)):
+        low[k] = high[k] = middle[k] = disguise(low[k])
+    return low, high, middle, to_steps(between, step, np.rint)
 
 
 def steps(size: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ Booleans are categories with the levels False and True. Dates are days since 197
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from mooring.data.tables import RowLocator
 NUMBER, DATE, CATEGORY = "number", "date", "category"
 MONTH, WEEKDAY = "month", "weekday"
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MAX_LEVEL_BYTES = 64  # of a category's level
 MIN_READABLE_SHARE = 0.95  # a text column with this share of numbers is a number column with slips in it
 WHOLE_NUMBER = re.compile(r"^(-?(?:0|[1-9]\d*))\.0+$")  # a whole number written with a decimal point
 
@@ -55,6 +57,17 @@ def to_categories(series: pd.Series) -> pd.Categorical:
     order = sort_levels(names)
     rank = pd.Index(order).get_indexer(pd.Index(names))[text_codes] if len(order) else text_codes
     return pd.Categorical.from_codes(np.where(codes >= 0, np.append(rank, -1)[codes], -1), categories=order)
+
+
+def shorten_levels(values: pd.Categorical) -> pd.Categorical:
+    """Return the values with levels of at most MAX_LEVEL_BYTES bytes; longer ones end in a digest."""
+    long = {level: shorten_level(level) for level in values.categories if len(level.encode()) > MAX_LEVEL_BYTES}
+    return values.rename_categories(long) if long else values
+
+
+def shorten_level(level: str) -> str:
+    suffix = "~" + hashlib.sha256(level.encode()).hexdigest()[:12]
+    return level.encode()[: MAX_LEVEL_BYTES - len(suffix)].decode(errors="ignore") + suffix
 
 
 def client_name(value: object) -> str:

@@ -24,7 +24,7 @@ from mooring.data.formulas import learn_formula, required_columns
 from mooring.data.load_options import LoadOptions
 from mooring.data.loading import clean_rows, roles_of
 from mooring.data.schema_client import find_nearest_cell, survey_columns
-from mooring.data.schema_server import explain_uselessness, find_outlier_cells
+from mooring.data.schema_server import explain_useless_columns, find_outlier_cells, summarize_column
 from mooring.data.sheet_layout import TOTAL
 from mooring.data.splits import TRAIN, Shares, parse_shares
 from mooring.data.table_sources import read_source
@@ -138,8 +138,7 @@ def check(
     survey = ColumnStatistics(
         tuple(clients), survey_columns(table.frame, [*columns, roles_by_name["target"]], code, len(clients))
     )
-    reasons = {name: explain_uselessness(survey, name, kind_) for name, (kind_, _) in columns.items()}
-    useless = {name: reason for name, reason in reasons.items() if reason is not None}
+    useless = explain_useless_columns({name: summarize_column(survey, name) for name in columns})
     findings += column_findings(table, columns, useless)
     target_kind = table.kind if kind == "auto" and table.kind else kind
     answer = None

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject
-from mooring.data.column_types import CATEGORY, DATE, Values, date_part, is_missing, read_values
+from mooring.data.column_types import CATEGORY, DATE, Values, date_part, is_missing, read_values, shorten_levels
 from mooring.data.formulas import FormulaState, apply_formula
 from mooring.data.tables import RowLocator, quote_list, suggest_name
 from mooring.shapes.columns import ShapedColumns
@@ -42,7 +42,8 @@ class Feature(BaseModel):
     def read(self, frame: pd.DataFrame, place: RowLocator) -> Values:
         """The feature's values in a table."""
         if not self.part:
-            return read_values(frame[self.name], self.kind, place)
+            values = read_values(frame[self.name], self.kind, place)
+            return shorten_levels(values) if isinstance(values, pd.Categorical) else values
         return date_part(np.asarray(read_values(frame[self.source], DATE, place)), self.part)
 
 

@@ -75,11 +75,13 @@ class ParsedTable:
         return self.part == TRAIN
 
 
-def survey_table(member: ClientTable) -> ColumnStatistics:
-    """Return statistics of every column, over all rows."""
+def survey_table(member: ClientTable, exact: bool = False) -> ColumnStatistics:
+    """Return statistics of every column, over all rows; `exact` ones do not leave the client."""
     require_targets(member.table.frame[member.roles.target], member.table.place)
-    target_statistics = survey_target(member.table.frame[member.roles.target], member.kind, member.code, member.clients)
-    columns = survey_columns(member.table.frame, member.features, member.code, len(member.clients))
+    target_statistics = survey_target(
+        member.table.frame[member.roles.target], member.kind, member.code, member.clients, exact
+    )
+    columns = survey_columns(member.table.frame, member.features, member.code, len(member.clients), exact)
     roles = {
         role: {name or "": LevelCount(len(member.clients), min(member.clients))}
         for role, name in member.roles._asdict().items()
@@ -90,7 +92,7 @@ def survey_table(member: ClientTable) -> ColumnStatistics:
 
 
 def survey_columns(
-    frame: pd.DataFrame, names: list[str], code: np.ndarray, clients: int
+    frame: pd.DataFrame, names: list[str], code: np.ndarray, clients: int, exact: bool = False
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return for every column, by client: the numbers of values, of numbers, of dates and of different
     values, and for numbers the extremes, the median and distances from it."""
@@ -103,7 +105,7 @@ def survey_columns(
         for kind, reads in ((NUMBER, read.number), (DATE, read.date)):
             if reads.any():
                 values[reads] = np.asarray(parse_values(series, kind)[0])[reads]
-        ordered = order_statistics(values, code, clients)
+        ordered = order_statistics(values, code, clients, exact)
         if (read.present & ~np.isfinite(values)).any():
             ordered["distinct"] = order_statistics(
                 np.where(read.present, to_categories(series).codes, np.nan), code, clients

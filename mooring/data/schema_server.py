@@ -18,7 +18,7 @@ spreads. Usual values are lower medians over clients, which a single client of t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ MAX_CELL_DISTANCE, MAX_CLIENT_DISTANCE = (
     1e5,
     1e3,
 )  # distances from the center, in spreads: of a cell, of a client's median
+UNNAMED = "\0"  # starts the place of a level whose name is not shared: it counts as "other"
 TARGET_KEY = "target"  # key of the target in the statistics; columns are numbered
 MAX_MAGNITUDE = 1e100  # squares and their sums stay finite below
 
@@ -75,24 +76,13 @@ def plan_schema(
     target = roles["target"] or ""
     names = ordered_columns(survey, target, title)
     answer = agree_target(survey, target, kind, title)
-    kinds = {name: agreed_kind(survey, name) for name in names}
+    columns = {name: summarize_column(survey, name) for name in names}
+    kinds = {name: column.kind for name, column in columns.items()}
     numbers = [name for name in names if kinds[name] != CATEGORY]
     checked = [*numbers, *([target] if answer.kind == REGRESSION else [])]
     stray = list(find_outlier_cells(survey, checked, title, find_cell))
     refuse_first(stray)
-    dropped = (
-        {}
-        if keep_useless
-        else {n: reason for n in names if (reason := explain_uselessness(survey, n, kinds[n])) is not None}
-    )
-    columns: list[Feature] = []
-    for name in names:
-        if name in dropped:
-            continue
-        columns.append(feature(name, kinds[name]))
-        if kinds[name] == DATE:
-            parts = {f"{name} {part}": part for part in (MONTH, WEEKDAY)}
-            columns += [feature(new, CATEGORY, name, part) for new, part in parts.items() if new not in names]
+    dropped = {} if keep_useless else explain_useless_columns(columns)
     notes = [Note(text) for text in answer.notes] + mixed_notes(survey, kinds, dropped)
     notes += [Note(cell.sentence, [cell.client], cell.column) for cell in stray]
     return SchemaPlan.model_validate(
@@ -101,13 +91,26 @@ def plan_schema(
             "client": roles["client"],
             "kind": answer.kind,
             "classes": answer.classes,
-            "columns": tuple(columns),
+            "columns": plan_features(kinds, dropped),
             "asked": keep_useless,
             "dropped": dropped,
             "limits": {cell.column: cell.limits for cell in stray},
             "notes": tuple(notes),
         }
     )
+
+
+def plan_features(kinds: dict[str, str], dropped: Collection[str]) -> tuple[Feature, ...]:
+    """Return the features of the columns that are kept; a date becomes three of them."""
+    features: list[Feature] = []
+    for name in kinds:
+        if name in dropped:
+            continue
+        features.append(feature(name, kinds[name]))
+        if kinds[name] == DATE:
+            parts = {f"{name} {part}": part for part in (MONTH, WEEKDAY)}
+            features += [feature(new, CATEGORY, name, part) for new, part in parts.items() if new not in kinds]
+    return tuple(features)
 
 
 def feature(name: str, kind: str, source: str = "", part: str = "") -> Feature:
@@ -138,59 +141,89 @@ def ordered_columns(survey: ColumnStatistics, target: str, title: str) -> list[s
     return sorted(names, key=lambda name: (survey.of(name, "place")[0], name))
 
 
-def agreed_kind(survey: ColumnStatistics, name: str) -> str:
-    return choose_kind(*(int(survey.total(name, fact)) for fact in ("present", "numbers", "dates")))
+class ColumnSummary(NamedTuple):
+    """What decides on the use of a column, over all clients."""
+
+    rows: int
+    present: int
+    numbers: int
+    dates: int
+    finite: int
+    distinct: int  # the sum over clients of their numbers of different values
+    present_squares: float  # the sum over clients of `present` squared
+    repeats: bool  # whether a value occurs twice at some client
+    varies: bool  # whether some client has two different values
+    is_wide: bool  # whether some client has more than MAX_CATEGORY_LEVELS different values
+    is_constant: bool  # whether the finite values of all clients are the same number
+    is_whole: bool  # whether all clients store whole numbers
+    width: float  # the distance between the extremes, and 1
+
+    @property
+    def kind(self) -> str:
+        return choose_kind(self.present, self.numbers, self.dates)
 
 
-def explain_uselessness(survey: ColumnStatistics, name: str, kind: str) -> str | None:
+def summarize_column(survey: ColumnStatistics, name: str) -> ColumnSummary:
+    """Return the summary of a column of a survey."""
+    present, distinct = survey.of(name, "present"), survey.of(name, "distinct")
+    has_values = survey.of(name, "finite") > 0
+    low, high = (survey.of(name, fact)[has_values] for fact in ("low", "high"))
+    width = float(high.max() - low.min()) if has_values.any() else 0.0
+    return ColumnSummary(
+        **{fact: int(survey.total(name, fact)) for fact in ("rows", "present", "numbers", "dates", "finite")},
+        distinct=int(distinct.sum()),
+        present_squares=float((present**2).sum()),
+        repeats=bool((distinct != present).any()),
+        varies=bool((distinct > 1).any()),
+        is_wide=bool((distinct > MAX_CATEGORY_LEVELS).any()),
+        is_constant=width == 0 and bool(has_values.any()),
+        is_whole=bool(survey.of(name, "whole").all()),
+        width=width + 1,
+    )
+
+
+def explain_useless_columns(columns: Mapping[str, ColumnSummary]) -> dict[str, str]:
+    """Return the columns that are left out, with reasons."""
+    reasons = {name: explain_uselessness(name, column) for name, column in columns.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def explain_uselessness(name: str, column: ColumnSummary) -> str | None:
     """Return why a column is left out: empty, constant, a key, or text with too many levels; None if it is kept.
 
     Only repeats within a client count, which can be found without sending values.
     """
-    present, distinct = survey.of(name, "present"), survey.of(name, "distinct")
-    count = int(present.sum())
-    if count == 0:
+    if column.present == 0:
         return "has no values"
-    if kind == CATEGORY:
-        if (distinct == present).all() and count >= MIN_VALUES_FOR_KEY and (distinct > 1).any():
+    if column.kind == CATEGORY:
+        if not column.repeats and column.present >= MIN_VALUES_FOR_KEY and column.varies:
             return "is a key: its texts do not repeat within any client"
-        if distinct.max() > MAX_CATEGORY_LEVELS:
-            return (
-                f"is text with {distinct.max():.0f} different values or more at one client{number_hint(survey, name)}"
-            )
+        if column.is_wide:
+            share = column.numbers / column.present
+            hint = f", {share:.0%} of them numbers" if share >= 0.5 else ""
+            return f"is text with more than {MAX_CATEGORY_LEVELS} different values at one client{hint}"
         return None
-    has_values = survey.of(name, "finite") > 0
-    if not has_values.any():
+    if column.finite == 0:
         return None  # infinite values are refused by their rows
-    low, high = survey.of(name, "low")[has_values].min(), survey.of(name, "high")[has_values].max()
-    if low == high and survey.total(name, "finite") == survey.total(name, "rows"):
+    if column.is_constant and column.finite == column.rows:
         return "has the same value everywhere"
-    if kind == NUMBER and survey.of(name, "whole").all():
-        return explain_key(name, present, distinct, high - low + 1)
-    return None
+    return explain_key(name, column) if column.kind == NUMBER and column.is_whole else None
 
 
-def explain_key(name: str, present: np.ndarray, distinct: np.ndarray, width: float) -> str | None:
+def explain_key(name: str, column: ColumnSummary) -> str | None:
     """Return why whole numbers are a key: by name and with many values, or without expected repeats; None if not.
 
     n numbers drawn from a range of some width repeat about n^2 / (2 width) times; a range narrower than the number of
     rows means that numbers repeat between clients (rows counted within each client).
     """
     is_named_key = KEY_NAME.search(name) is not None
-    all_distinct = bool((distinct == present).all()) and present.sum() > 1
-    unique = all_distinct and width >= present.sum()
-    expected_repeats = (present**2).sum() / (2 * width)
-    if (is_named_key and min(distinct.sum(), width) > MAX_CATEGORY_LEVELS) or (
+    unique = not column.repeats and column.present > 1 and column.width >= column.present
+    expected_repeats = column.present_squares / (2 * column.width)
+    if (is_named_key and min(column.distinct, column.width) > MAX_CATEGORY_LEVELS) or (
         unique and (is_named_key or expected_repeats >= MIN_EXPECTED_REPEATS)
     ):
         return "is a key: its whole numbers " + ("do not repeat within any client" if unique else "hardly repeat")
     return None
-
-
-def number_hint(survey: ColumnStatistics, name: str) -> str:
-    """Return a hint that text is partly numbers, or ""."""
-    share = survey.total(name, "numbers") / survey.total(name, "present")
-    return f", {share:.0%} of them numbers" if share >= 0.5 else ""
 
 
 def mixed_notes(survey: ColumnStatistics, kinds: dict[str, str], dropped: dict[str, str]) -> list[Note]:
@@ -223,50 +256,99 @@ class OutlierCell(NamedTuple):
 FindCell = Callable[[str, str, float], float]  # (client, column, a rounded extreme) -> the cell
 
 
+class OutlierRule(NamedTuple):
+    """The usual range of a column: which cells are outliers."""
+
+    centre: float  # the median of the clients' medians
+    spread: float  # the usual spread of a client's values, or that of the clients' medians if it is larger
+    usual: float = 0.0  # the usual client's distance of its furthest cell from the center, in units
+    own_usual: float = 0.0  # the same from its own median, in its own spreads
+
+    @property
+    def unit(self) -> float:
+        """The spread; a column that hardly varies has none: only extreme values are refused."""
+        return self.spread if self.spread > 0 else MAX_CELL_DISTANCE * max(1.0, abs(self.centre))
+
+    @property
+    def loose(self) -> float:
+        return OUTLIER_FACTOR * max(1.0, self.usual) if self.spread > 0 else MAX_CLIENT_DISTANCE
+
+    def find_strays(self, distance: np.ndarray, own_distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which clients are alien as a whole, and which have a stray cell, by their furthest cells' distances
+        from the center, in units, and from their own medians, in their own spreads."""
+        alien = distance > max(MAX_CLIENT_DISTANCE, self.loose)
+        return alien, alien | ((distance > self.loose) & (own_distance > OUTLIER_FACTOR * self.own_usual))
+
+    def is_refused(self, distance: np.ndarray, extreme: np.ndarray) -> np.ndarray:
+        return (distance > MAX_CELL_DISTANCE) | (np.abs(extreme) > MAX_MAGNITUDE)
+
+    def stretch(self, furthest: float) -> float:
+        """Return the distance beyond which cells are clipped: all usual cells and medians lie within `furthest`."""
+        return max(self.loose, 2 * furthest)
+
+    def limits(self, furthest: float) -> tuple[float, float]:
+        reach = self.stretch(furthest) * self.unit
+        return self.centre - reach, self.centre + reach
+
+    def describe(self, cell: str, value: float, distance: float, refused: bool, limits: tuple[float, float]) -> str:
+        """Return the end of a sentence on an outlier."""
+        spreads = f"{distance:,.0f} times the usual spread ({self.spread:.3g}) from the median ({self.centre:.6g})"
+        end = (
+            "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
+            "column out."
+            if refused
+            else f"; is it right? What lies beyond {limits[int(value > self.centre)]:.6g} counts as "
+            f"{clip_outliers(value, limits):.6g}, so that it does not spoil the others' models."
+        )
+        return f"{cell} lies {spreads}{end}"
+
+
+def measure_distances(
+    column: Mapping[str, np.ndarray], rule: OutlierRule
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return, by client with values, the furthest cell, its distance from the center in units and from the client's
+    own median in its own spreads, and the median's distance from the center in units."""
+    low, high, middle, between = (column[fact] for fact in ("low", "high", "middle", "between"))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        extreme = np.where(np.abs(high - rule.centre) >= np.abs(low - rule.centre), high, low)
+        distance = np.abs(extreme - rule.centre) / rule.unit
+        own_distance = np.where(between > 0, np.abs(extreme - middle) / between, np.inf)
+        shifted = np.abs(middle - rule.centre) / rule.unit
+    return extreme, distance, own_distance, shifted
+
+
 def find_outlier_cells(
     survey: ColumnStatistics, names: list[str], title: str, find_cell: FindCell | None = None
 ) -> Iterator[OutlierCell]:
     """Yield clients' extremes far outside the range of the other clients. Extremes in a survey are rounded; where the
     rows are at hand, `find_cell` returns the cell itself."""
     for name in names:
-        column = survey.facts[name]
-        has_values = column["finite"] > 0
+        has_values = survey.of(name, "finite") > 0
         if not has_values.any():
             continue
+        clients = [client for client, yes in zip(survey.clients, has_values) if yes]
+        column = {fact: values[has_values] for fact, values in survey.facts[name].items()}
         middle = column["middle"]
-        centre = float(np.median(middle[has_values]))
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            median_range = float(np.subtract(*np.quantile(middle[has_values], (0.75, 0.25), method="inverted_cdf")))
-            spread = max(*(lower_median(column[fact][has_values]) for fact in ("between", "off")), median_range)
-            extreme = np.where(
-                np.abs(column["high"] - centre) >= np.abs(column["low"] - centre), column["high"], column["low"]
-            )
-            # A column that hardly varies has no spread: only extreme values are refused.
-            unit = spread if spread > 0 else MAX_CELL_DISTANCE * max(1.0, abs(centre))
-            distance = np.where(has_values, np.abs(extreme - centre) / unit, 0.0)
-            own_distance = np.where(column["between"] > 0, np.abs(extreme - middle) / column["between"], np.inf)
-            shifted = np.where(has_values, np.abs(middle - centre) / unit, 0.0)
-        loose = OUTLIER_FACTOR * max(1.0, lower_median(distance[has_values])) if spread > 0 else MAX_CLIENT_DISTANCE
-        alien = distance > max(MAX_CLIENT_DISTANCE, loose)
-        stray = alien | ((distance > loose) & (own_distance > OUTLIER_FACTOR * lower_median(own_distance[has_values])))
-        within = np.append(distance[~stray], shifted[~alien])
-        stretch = max(loose, 2 * float(within.max(initial=0.0)))
-        refused = has_values & ((distance > MAX_CELL_DISTANCE) | (np.abs(extreme) > MAX_MAGNITUDE))
-        limits = (centre - stretch * unit, centre + stretch * unit)
-        for i in np.flatnonzero(refused | (has_values & stray & (distance > stretch))):
-            client, value = survey.clients[i], extreme[i]
-            cell = f"about {value:.6g}" if find_cell is None else f"{find_cell(client, name, float(value)):.6g}"
-            location = f"client '{client}', column '{name}': {cell} lies"
-            distance_text = f"{distance[i]:,.0f} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
-            end = (
-                "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
-                "column out."
-                if refused[i]
-                else f"; is it right? What lies beyond {limits[int(value > centre)]:.6g} counts as "
-                f"{clip_outliers(value, limits):.6g}, so that it does not spoil the others' models."
-            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            median_range = float(np.subtract(*np.quantile(middle, (0.75, 0.25), method="inverted_cdf")))
+        spread = max(*(lower_median(column[fact]) for fact in ("between", "off")), median_range)
+        rule = OutlierRule(float(np.median(middle)), spread)
+        extreme, distance, own_distance, shifted = measure_distances(column, rule)
+        rule = rule._replace(usual=lower_median(distance), own_usual=lower_median(own_distance))
+        alien, stray = rule.find_strays(distance, own_distance)
+        furthest = float(np.append(distance[~stray], shifted[~alien]).max(initial=0.0))
+        refused, limits = rule.is_refused(distance, extreme), rule.limits(furthest)
+        for i in np.flatnonzero(refused | (stray & (distance > rule.stretch(furthest)))):
+            client, value = clients[i], float(extreme[i])
+            cell = f"about {value:.6g}" if find_cell is None else f"{find_cell(client, name, value):.6g}"
+            sentence = rule.describe(cell, value, float(distance[i]), bool(refused[i]), limits)
             yield OutlierCell(
-                client, name, float(distance[i]), bool(refused[i]), limits, f"{title}: {location} {distance_text}{end}"
+                client,
+                name,
+                float(distance[i]),
+                bool(refused[i]),
+                limits,
+                f"{title}: client '{client}', column '{name}': {sentence}",
             )
 
 
@@ -352,7 +434,11 @@ def learn_column(tally: ColumnStatistics, feature: Feature, rare: int) -> Column
     if feature.kind != CATEGORY:
         return Column(**fields, fill=tally.total(feature.name, "total") / max(present, 1.0))
     count = {value: level.rows for value, level in tally.levels.get(feature.name, {}).items()}
-    kept_levels = sort_levels(value for value, number in count.items() if number >= rare and value != OTHER_LEVEL)
+    kept_levels = sort_levels(
+        value
+        for value, number in count.items()
+        if number >= rare and value != OTHER_LEVEL and not value.startswith(UNNAMED)
+    )
     has_other = len(kept_levels) + (OTHER_LEVEL in count) < len(count)
     levels = [*kept_levels, OTHER_LEVEL] if has_other or count.get(OTHER_LEVEL, 0) >= rare else kept_levels
     if not has_other:

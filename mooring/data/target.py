@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -57,7 +57,9 @@ def require_targets(series: pd.Series, place: RowLocator) -> None:
         )
 
 
-def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[str]) -> ColumnStatistics:
+def survey_target(
+    series: pd.Series, kind: str, code: np.ndarray, clients: list[str], exact: bool = False
+) -> ColumnStatistics:
     """Return the clients' statistics of their targets: counts, extremes, and the classes by name.
 
     A client names its values only if they may be classes: text, whole numbers that are few and small, at most two
@@ -72,12 +74,12 @@ def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[
     if number.all():
         text, statistics = (
             None,
-            order_statistics(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, num_clients),
+            order_statistics(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, num_clients, exact),
         )
     else:
         text, values = to_categories(series), np.full(len(series), np.nan)
         values[number] = np.asarray(parse_values(series, NUMBER)[0])[number]
-        statistics = order_statistics(values, code, num_clients)
+        statistics = order_statistics(values, code, num_clients, exact)
         statistics["distinct"] = order_statistics(text.codes.astype(float), code, num_clients)["distinct"]
     is_integer = types.is_integer_dtype(series)
     is_code = (
@@ -105,26 +107,31 @@ def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[
     )
 
 
-def agree_target(summary: ColumnStatistics, name: str, kind: str, title: str) -> TargetDescription:
-    """Return the target's kind, or the kind that fits it best ("auto"), and its classes.
+class TargetSummary(NamedTuple):
+    """What decides on the kind of the target, over all clients."""
 
-    Auto: text, booleans and columns with two values are classes; so are up to ten small whole numbers, unless the
-    column's name is that of a quantity; every other number is a regression target.
-    """
+    rows: int
+    numbers: int
+    levels: int  # different values of the clients that name theirs
+    named: bool  # whether all clients name their values
+    is_code: bool  # whether all clients have whole numbers from 0 to MAX_CODE only
+
+
+def agree_target(summary: ColumnStatistics, name: str, kind: str, title: str) -> TargetDescription:
+    """Return the target's kind, or the kind that fits it best ("auto"), and its classes."""
     location = f"{title}: target column '{name}'"
-    chosen = fitting_kind(summary, name) if kind == "auto" else kind
-    levels = summary.levels.get(name, {})
-    classes = tuple(sort_levels(levels))
-    rows = int(summary.total(name, "rows"))
+    levels, rows = summary.levels.get(name, {}), int(summary.total(name, "rows"))
+    low, high = summary.of(name, "low").min(), summary.of(name, "high").max()
+    named, whole = summary.of(name, "named") > 0, summary.of(name, "whole") > 0
+    is_code = bool(whole.all() and low >= 0 and high <= MAX_CODE)
+    facts = TargetSummary(rows, int(summary.total(name, "numbers")), len(levels), bool(named.all()), is_code)
+    chosen = fitting_kind(name, facts) if kind == "auto" else kind
     if chosen not in (BINARY, CLASSES):
-        low, high = summary.of(name, "low").min(), summary.of(name, "high").max()
         if low == high and summary.total(name, "finite") == rows:
             raise RequestError(f"{location} is {low:g} in every row; there is nothing to learn.")
         return TargetDescription(chosen, (), [])
-    unnamed = summary.select_clients(name, summary.of(name, "named") == 0)
-    if unnamed:
-        max_classes = int(summary.of(name, "distinct").max())
-        numeric = summary.select_clients(name, (summary.of(name, "named") == 0) & (summary.of(name, "numbers") > 0))
+    if not named.all():
+        numeric = summary.select_clients(name, ~named & (summary.of(name, "numbers") > 0))
         texts = summary.select_clients(
             name, summary.of(name, "numbers") < MIN_READABLE_SHARE * summary.of(name, "rows")
         )
@@ -133,47 +140,50 @@ def agree_target(summary: ColumnStatistics, name: str, kind: str, title: str) ->
                 f"{location} holds numbers at client '{numeric[0]}', but text at client '{texts[0]}'; "
                 "all clients must have the same kind of target."
             )
-        raise RequestError(
-            f"{location} holds {max_classes} or more classes in {rows} rows; it looks like a key, not a target."
-        )
-    refuse_classes(summary, name, chosen, location)
+        refuse_key(f"{summary.of(name, 'distinct').max():.0f} or more", rows, location)
+    examples = [f"'{value}' at client '{levels[value].client}'" for value in sort_levels(levels)[:5]]
+    values = ", ".join(examples) if len(levels) > 1 else quote_list(levels)
+    refuse_classes(len(levels), chosen, rows, location, values)
+    return describe_classes(name, kind, chosen, sort_levels(levels), bool(whole.all()))
+
+
+def fitting_kind(name: str, target: TargetSummary) -> str:
+    """Return the kind that fits a target best: text, booleans and columns with two values are classes; so are up to
+    ten small whole numbers, unless the column's name is that of a quantity; every other number is a regression
+    target."""
+    if target.named and target.levels <= 2:
+        return BINARY
+    if target.numbers < MIN_READABLE_SHARE * target.rows:
+        return CLASSES
+    is_code = target.named and target.is_code and target.levels <= MAX_CODE_VALUES
+    return CLASSES if is_code and not QUANTITY.search(name) else REGRESSION
+
+
+def refuse_key(classes: str, rows: int, location: str) -> NoReturn:
+    raise RequestError(f"{location} holds {classes} classes in {rows} rows; it looks like a key, not a target.")
+
+
+def refuse_classes(classes: int, kind: str, rows: int, location: str, values: str = "") -> None:
+    """Refuse a number of classes that cannot be learned from; `values` names some of them."""
+    if classes == 1:
+        raise RequestError(f"{location} holds one class only{values and f', {values}'}; at least two are needed.")
+    if kind == BINARY and classes > 2:
+        raise RequestError(f"{location} holds {classes} values{values and f' ({values})'}; a binary target has two.")
+    if classes > max(10, rows / 2):
+        refuse_key(str(classes), rows, location)
+
+
+def describe_classes(name: str, kind: str, chosen: str, classes: Sequence[str], is_whole: bool) -> TargetDescription:
+    """Return the description of a target of classes; `kind` is the requested one."""
     notes = []
-    if kind == "auto" and chosen == CLASSES and summary.of(name, "whole").all():
+    if kind == "auto" and chosen == CLASSES and is_whole:
         notes.append(
             f"Target '{name}' has {len(classes)} different whole numbers and was taken as classes; "
             f"set its kind to 'regression' if they are amounts."
         )
-    if chosen == BINARY and classes != ("0", "1"):
+    if chosen == BINARY and tuple(classes) != ("0", "1"):
         notes.append(f"Target '{name}': 1 stands for '{classes[1]}', 0 for '{classes[0]}'.")
-    return TargetDescription(chosen, classes, notes)
-
-
-def fitting_kind(summary: ColumnStatistics, name: str) -> str:
-    levels, all_named = summary.levels.get(name, {}), bool(summary.of(name, "named").all())
-    if all_named and len(levels) <= 2:
-        return BINARY
-    if summary.total(name, "numbers") < MIN_READABLE_SHARE * summary.total(name, "rows"):
-        return CLASSES
-    codes = (
-        all_named
-        and summary.of(name, "whole").all()
-        and len(levels) <= MAX_CODE_VALUES
-        and summary.of(name, "low").min() >= 0
-        and summary.of(name, "high").max() <= MAX_CODE
-        and not QUANTITY.search(name)
-    )
-    return CLASSES if codes else REGRESSION
-
-
-def refuse_classes(summary: ColumnStatistics, name: str, kind: str, location: str) -> None:
-    levels, rows = summary.levels[name], int(summary.total(name, "rows"))
-    if len(levels) == 1:
-        raise RequestError(f"{location} holds one class only, '{next(iter(levels))}'; at least two are needed.")
-    if kind == BINARY and len(levels) > 2:
-        examples = [f"'{value}' at client '{levels[value].client}'" for value in sort_levels(levels)[:5]]
-        raise RequestError(f"{location} holds {len(levels)} values ({', '.join(examples)}); a binary target has two.")
-    if len(levels) > max(10, rows / 2):
-        raise RequestError(f"{location} holds {len(levels)} classes in {rows} rows; it looks like a key, not a target.")
+    return TargetDescription(chosen, tuple(classes), notes)
 
 
 def read_target(

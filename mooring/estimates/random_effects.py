@@ -300,11 +300,25 @@ def _spread(
 
 def fit_variance_prior(variance: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:
     """Degrees of freedom and scale of the prior from the mean and variance of log s^2 (method of moments)."""
-    half = freedom / 2
+    known = torch.ones_like(variance, dtype=torch.bool)
+    return variance_prior(variance_log_sums(variance, freedom, known).sum(0))
+
+
+def variance_log_sums(variance: Tensor, freedom: Tensor, known: Tensor) -> Tensor:
+    """[m, 4]: each client's parts of the sums that `variance_prior` needs; 0 where its variance is not known."""
+    half = torch.where(known, freedom, 1.0) / 2
     e = variance.clamp(min=torch.finfo(variance.dtype).tiny).log() - torch.digamma(half) + half.log()
-    extra = (e.var() - torch.polygamma(1, half).mean()).clamp(min=1e-6)
+    parts = torch.stack([torch.ones_like(e), e, e**2, torch.polygamma(1, half)], 1)
+    return torch.where(known[:, None], parts, 0.0)
+
+
+def variance_prior(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Degrees of freedom and scale of the prior, from the sums [4] over clients."""
+    count, e, square, trigamma = sums.unbind()
+    spread = (square - e**2 / count) / (count - 1)
+    extra = (spread - trigamma / count).clamp(min=1e-6)
     strength = 2 * _inverse_trigamma(extra)
-    return strength, (e.mean() + torch.digamma(strength / 2) - (strength / 2).log()).exp()
+    return strength, (e / count + torch.digamma(strength / 2) - (strength / 2).log()).exp()
 
 
 def _inverse_trigamma(value: Tensor) -> Tensor:

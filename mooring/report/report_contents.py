@@ -304,7 +304,8 @@ def commands(directory: RunDirectory) -> list[dict[str, str]]:
 
 def add_certainty(frame: pd.DataFrame) -> pd.DataFrame:
     """Return clients with `certainty`, 0 to 1: their opacity in figures."""
-    return frame.assign(certainty=frame["confidence"].map(CERTAINTY_BY_CONFIDENCE).fillna(1.0))
+    confidence = frame.get("confidence", pd.Series(index=frame.index, dtype=object))  # clients that sent it
+    return frame.assign(certainty=confidence.map(CERTAINTY_BY_CONFIDENCE).fillna(1.0))
 
 
 def add_test_results(frame: pd.DataFrame) -> pd.DataFrame:

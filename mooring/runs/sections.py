@@ -376,15 +376,16 @@ class FederationSection(Section):
     clients: int | list[str] | None = plain_field(
         "how many clients take part (2 or more), or a list of their names", None
     )
-    engine: Literal["flower", "flower-simulation"] = plain_field(
-        '"flower" (processes that talk over a network) or "flower-simulation" (virtual nodes on Ray)', "flower"
-    )
     quorum: Participation = plain_field(
         "a share of the clients asked (above 0, up to 1) or a whole number of them from 2 on: so many replies a round "
         "needs",
         1.0,
     )
-    deadline: float | None = plain_field("seconds > 0 after which a round with a quorum waits for nobody", None, gt=0)
+    deadline: float = plain_field(
+        "seconds > 0 after which a client that has not answered is named, and a round with a quorum waits for nobody",
+        600.0,
+        gt=0,
+    )
     wait: float = plain_field("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
     share_models: bool = plain_field("true (clients send their personal models) or false", False)
     secure: bool = plain_field("true (the server learns sums of messages only) or false", False)

@@ -13,12 +13,13 @@ from mooring.advice.inference.recommendation import (
     MIN_LOSS_SHARE,
     choose_models,
     describe_probability,
-    expected_losses,
+    expected_program,
     full_size_factors,
     recommend,
 )
 from mooring.advice.reporting.tables import as_percent, recommendation_columns
-from mooring.estimates.clustered_mean import clustered_mean, mean_difference
+from mooring.core.summing import run_alone
+from mooring.estimates.clustered_mean import clustered_sums, mean_and_error, mean_difference
 from tests.advice.loss_sum_cases import make_sums
 
 NEAR, FAR = 0.005, 0.05  # divergences on either side of 1% of a loss of 1
@@ -110,14 +111,16 @@ def test_errors_are_clustered_by_client():
     )
     sums = torch.from_numpy(np.bincount(owner, y))
     rows = torch.from_numpy(size).double()
-    mean, error = clustered_mean(rows, sums)
+    mean, error = mean_and_error(clustered_sums(rows, sums, rows > 0).sum(0))
     assert mean == pytest.approx(found.params[0], rel=1e-12)
     assert error == pytest.approx(found.bse[0] * (12 / 11) ** 0.5, rel=1e-10)
     line = mean_difference(rows, sums, 0.9)
     reach = t.ppf(0.95, 11) * error
     assert line == pytest.approx((mean, mean - reach, mean + reach), rel=1e-9)
     assert mean_difference(torch.cat([rows, torch.zeros(3)]), torch.cat([sums, torch.zeros(3)]), 0.9) == line
-    assert clustered_mean(rows[:1], sums[:1])[1] == np.inf and clustered_mean(rows[:0], sums[:0]) == (0, np.inf)
+    assert mean_and_error(clustered_sums(rows[:1], sums[:1], rows[:1] > 0).sum(0))[1] == np.inf and mean_and_error(
+        clustered_sums(rows[:0], sums[:0], rows[:0] > 0).sum(0)
+    ) == (0, np.inf)
 
 
 def noisy_case(m=40, seed=0):
@@ -188,7 +191,8 @@ def test_expected_losses_of_clients_with_few_rows_are_near_that_of_all():
 def test_no_model_is_expected_to_have_less_than_a_hundredth_of_the_personal_loss():
     held = held_out(np.full((6, 2), -0.999), rows=1_000)
     found = recommend(held, held)
-    expected = expected_losses(held, estimate_improvements(held, held))
+    pooled = float(held.loss[:, 2].sum() / held.rows.sum())
+    expected = run_alone(expected_program(held, estimate_improvements(held, held), pooled))
     for other in ALTERNATIVES:
         assert (found.expected[other] >= MIN_LOSS_SHARE * found.expected[PERSONAL] - 1e-12).all()
         np.testing.assert_allclose(found.expected[other], expected[other])

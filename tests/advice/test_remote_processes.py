@@ -3,19 +3,15 @@
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
-
 from mooring.advice.advise import advise
-from mooring.engines.flower.client_node import run_digest
-from mooring.engines.flower.client_requests import DONE_FILE, RESULT_DIR
-from mooring.engines.flower.federation import server_folder
 from mooring.engines.request import read_federation_request
+from mooring.remote.client_node import run_digest
+from mooring.remote.client_requests import DONE_FILE, RESULT_DIR
+from mooring.remote.serve import server_folder
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from tests.advice.test_remote_server import CLOSE, NEWTON_CLOSE, WORDS, write_case
-from tests.engines.processes import LONG, Command
-
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+from tests.remote.processes import LONG, Command
 
 
 @pytest.mark.slow

@@ -42,7 +42,8 @@ from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
 from mooring.advice.evaluation.loss_sums import GLOBAL, LOCAL, PERSONAL, LossSums
-from mooring.estimates.random_effects import fit_variance_prior
+from mooring.core.summing import Program, Step, add, run_alone
+from mooring.estimates.random_effects import variance_log_sums, variance_prior
 
 SLOPE_PRIOR_SD = 0.5  # prior standard deviation of b around 1
 SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' variance that a client's own is shrunk by
@@ -50,9 +51,14 @@ DEVIATION_KURTOSIS = 9.0  # of rows' deviations: the median over tables with wit
 MIN_CLIENTS_FOR_PRIOR = 3  # whose variances show how much these differ
 SHARE_FLOOR = 4.0  # the square of s is at least this over the number of clients: how well s itself is known
 MAX_SQUARED_RESIDUAL = 9.0  # in units of its variance, that counts towards c^2
+MAX_SIGNAL = 1e4  # of one client: squared divergence in units of its variance, that counts towards c^2
 MAX_FREEDOM = 1e6  # degrees of freedom from which on Student's distribution is the normal one
 MAX_EXCESS = 1.0  # c^2 at most
 TINY = torch.finfo(torch.float64).tiny
+SUM_QUANTUM = 1e-9  # of losses and divergences
+IMPROVEMENT_MOMENTS = Step("improvement moments", "slope and noise of held-out differences", SUM_QUANTUM, linear=False)
+IMPROVEMENT_EXCESS = Step("improvement excess", "differences beyond chance", SUM_QUANTUM, linear=False)
+IMPROVEMENT_SCALE = Step("improvement scale", "scale of shrunk divergences", SUM_QUANTUM, linear=False)
 
 # Differences (local less personal, global less personal) as contrasts: loss of `other` less loss of `model`.
 _CONTRASTS = {
@@ -74,7 +80,12 @@ class Improvements(NamedTuple):
 
 
 def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
-    """The joint distribution of every client's differences.
+    """The joint distribution of every client's differences, where all clients' sums are at hand."""
+    return run_alone(improvements_program(held, own))
+
+
+def improvements_program(held: LossSums, own: LossSums) -> Program[Improvements]:
+    """The joint distribution of the differences of a cohort's clients, from sums over all clients.
 
     `held` are sums over held-out rows with models that have not seen them, `own` those over all of a client's rows with
     the models that it would use. Where no row of a client was held out, the divergences of the latter stand in.
@@ -85,20 +96,21 @@ def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
         torch.where(seen[:, None] if part.ndim == 2 else seen, part, other)
         for part, other in zip(*((sums.divergence, sums.divergence_square, sums.apart) for sums in (held, own)))
     )
-    shares = shares_of_own_rows(divergence, apart)
-    columns = []
-    for k in range(2):
-        mean_divergence = divergence[:, k] / count
-        spread = (square[:, k].sum() / (count * mean_divergence**2).sum().clamp(min=TINY) - 1).clamp(min=0)  # v
-        unit = estimate_unit_variances(held, k)
-        mean, variance, freedom, slope, excess = _one_side(
-            held.rows, held.difference[:, k], mean_divergence, unit, shares[:, k], size
-        )
-        ratio = _shrink_divergence(mean_divergence, own.divergence[:, k] / size, count, spread / size)
-        unknown = spread / size * (slope * ratio * mean_divergence) ** 2
-        columns.append((ratio * mean, ratio * variance + unknown, freedom, slope, excess))
+    sides = [_Side(held, own, k, divergence[:, k] / count, count) for k in range(2)]
+    shared = torch.cat([torch.ones_like(count)[:, None], seen.double()[:, None], held.rows[:, None], held.deviation], 1)
+    first = torch.cat([shared, *(side.first_sums(square[:, k]) for k, side in enumerate(sides))], 1)
+    total = yield from add(IMPROVEMENT_MOMENTS, first)
+    m, clients, rows, deviation = max(float(total[0]), 1.0), int(total[1]), total[2], total[3:6]
+    shares = shares_of_own_rows(divergence, apart, m)
+    for k, (side, part) in enumerate(zip(sides, total[6:].chunk(2))):
+        side.use_first(part, clients, shares[:, k], size)
+    total = yield from add(IMPROVEMENT_EXCESS, torch.cat([side.second_sums() for side in sides], 1))
+    for side, part in zip(sides, total.chunk(2)):
+        side.use_second(part)
+    total = yield from add(IMPROVEMENT_SCALE, torch.stack([side.scaled for side in sides], 1))
+    columns = [side.finish(float(part), clients) for side, part in zip(sides, total)]
     mean, variance, freedom, slope, excess = (torch.stack(parts, -1) for parts in zip(*columns))
-    shrunk = held.deviation + SHRINKAGE_ROWS * held.deviation.sum(0) / held.rows.sum().clamp(min=1)
+    shrunk = held.deviation + SHRINKAGE_ROWS * deviation / rows.clamp(min=1)
     correlation = shrunk[:, 2] / (shrunk[:, 0] * shrunk[:, 1]).clamp(min=TINY).sqrt()
     covariance = torch.diag_embed(variance)
     covariance[:, 0, 1] = covariance[:, 1, 0] = correlation.clamp(-1, 1) * variance.prod(1).sqrt()
@@ -117,100 +129,122 @@ def _own_freedom(rows: Tensor) -> Tensor:
     return rows * 2 / (DEVIATION_KURTOSIS - 1)
 
 
-def _shrink_to_mean(rows: Tensor, deviation: Tensor, divergence: Tensor) -> UnitVariances:
-    """A client's variance of SHRINKAGE_ROWS rows of all clients' and its own; arguments are sums over `rows` rows."""
-    typical = deviation.sum() / divergence.sum().clamp(min=TINY)
-    prior = SHRINKAGE_ROWS * divergence / rows.clamp(min=1)
-    value = torch.where(divergence > 0, (deviation + prior * typical) / (divergence + prior).clamp(min=TINY), typical)
-    return UnitVariances(value, SHRINKAGE_ROWS + _own_freedom(rows))
+class _Side:
+    """The difference of one alternative, k = 0 (local) or 1 (global), from the personal model, of a cohort's clients."""
 
+    def __init__(self, held: LossSums, own: LossSums, k: int, divergence: Tensor, count: Tensor):
+        self.k, self.rows, self.count = k, held.rows, count
+        self.seen, self.n = held.rows > 0, held.rows.clamp(min=1)
+        self.difference, self.deviation, self.total = held.difference[:, k], held.deviation[:, k], held.divergence[:, k]
+        self.divergence = divergence  # the mean, D
+        self.own = own.divergence[:, k] / own.rows.clamp(min=1)
+        known = (held.rows > 1) & (self.deviation > 0) & (self.total > 0)
+        ratio = torch.where(self.total > 0, self.deviation / self.total.clamp(min=TINY), 0.0)
+        freedom = torch.where(self.total > 0, _own_freedom(held.rows), 0.0)
+        self.own_unit = UnitVariances(ratio, freedom)
+        self.logs = variance_log_sums(ratio, freedom, known)
 
-def _shrink_on_log_scale(rows: Tensor, deviation: Tensor, divergence: Tensor) -> UnitVariances:
-    """A client's variance shrunk to a scaled inverse chi-square prior, whose scale is at most all clients' mean."""
-    known = (rows > 1) & (deviation > 0) & (divergence > 0)
-    if int(known.sum()) < MIN_CLIENTS_FOR_PRIOR:
-        return _shrink_to_mean(rows, deviation, divergence)
-    own = torch.where(divergence > 0, deviation / divergence.clamp(min=TINY), 0.0)
-    freedom = torch.where(divergence > 0, _own_freedom(rows), 0.0)
-    strength, typical = fit_variance_prior(own[known], freedom[known])
-    typical = torch.minimum(typical, deviation.sum() / divergence.sum())
-    return UnitVariances((strength * typical + freedom * own) / (strength + freedom), strength + freedom)
+    def first_sums(self, square: Tensor) -> Tensor:
+        moved, d = (
+            torch.where(self.seen, self.rows * self.divergence, 0.0),
+            torch.where(self.seen, self.difference, 0.0),
+        )
+        pairs = (moved, d, moved**2, moved * d, d**2)
+        spread = (square, self.count * self.divergence**2)
+        typical = (self.deviation, self.total, self.divergence * self.count, self.own * self.count)
+        return torch.cat([torch.stack([*pairs, *spread, *typical], 1), self.logs], 1)
+
+    def use_first(self, total: Tensor, clients: int, share: Tensor, size: Tensor) -> None:
+        self.slope, self.slope_error = _slope(*total[:5].tolist(), clients)
+        self.spread = (total[5] / total[6].clamp(min=TINY) - 1).clamp(min=0)  # v
+        typical = total[7] / total[8].clamp(min=TINY)
+        self.unit, self.size, self.share = self._unit_variances(typical, total[11:]), size, share
+        self.posterior = share * self.unit.value * self.divergence / size
+        self.base = (self.unit.value * self.divergence / self.n + self.posterior).clamp(min=TINY)
+        residual = self.difference / self.n - self.slope * self.divergence
+        self.residual = torch.where(self.seen, residual, 0.0)
+        held, own = self.divergence, self.own
+        self.known = (held > 0) & (own > 0)
+        expected = own * total[9] / total[10].clamp(min=TINY)
+        self.gap = torch.where(self.known, held, 1.0).log() - torch.where(self.known, expected, 1.0).log()
+        self.error = torch.log1p(self.spread / size)
+        self.held_total = total[9]
+
+    def _unit_variances(self, typical: Tensor, logs: Tensor) -> UnitVariances:
+        """Of deviations from the local model a client's own and SHRINKAGE_ROWS rows of all clients'; from the global
+        model, shrunk on the log scale to a prior whose scale is at most all clients' mean."""
+        if self.k == 0 or logs[0] < MIN_CLIENTS_FOR_PRIOR:
+            prior = SHRINKAGE_ROWS * self.total / self.n
+            value = (self.deviation + prior * typical) / (self.total + prior).clamp(min=TINY)
+            return UnitVariances(torch.where(self.total > 0, value, typical), SHRINKAGE_ROWS + _own_freedom(self.rows))
+        strength, center = variance_prior(logs)
+        center, (own, freedom) = torch.minimum(center, typical), self.own_unit
+        return UnitVariances((strength * center + freedom * own) / (strength + freedom), strength + freedom)
+
+    def second_sums(self) -> Tensor:
+        signal = torch.where(self.seen, self.divergence**2 / self.base, 0.0).clamp(max=MAX_SIGNAL)
+        strange = (self.residual**2 / self.base).clamp(max=MAX_SQUARED_RESIDUAL) - 1
+        beyond = torch.where(self.seen & (self.divergence > 0), strange, 0.0)
+        between = torch.where(self.known, self.gap.square() - self.error, 0.0)
+        return torch.stack([signal**2, signal * beyond, self.known.double(), between], 1)
+
+    def use_second(self, total: Tensor) -> None:
+        weight = total[0].clamp(min=TINY)
+        # One standard error is taken off: an excess that chance explains counts as 0.
+        self.excess = ((total[1] - (2 * weight).sqrt()) / weight).clamp(0, MAX_EXCESS)
+        if total[2] > 0:
+            between = (total[3] / total[2]).clamp(min=0)
+            weight = between / (between + self.error).clamp(min=TINY)
+            self.ratio = torch.where(self.known, ((weight - 1) * self.gap).exp(), 1.0)
+        else:
+            self.ratio = torch.ones_like(self.divergence)
+        self.scaled = self.ratio * self.divergence * self.count
+
+    def finish(self, scaled: float, clients: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Mean, variance and degrees of freedom [m], the slope and the excess."""
+        ratio = self.ratio * (float(self.held_total) / scaled if scaled > 0 else 1.0)
+        wrong = self.excess * self.divergence**2
+        weight_of_residual = torch.where(self.seen, wrong / (wrong + self.base), 0.0)
+        between = (1 - weight_of_residual) * wrong + (self.slope_error * self.divergence) ** 2
+        variance, others = self.posterior + between, max(clients - 1, 1)
+        freedom = variance**2 / (self.posterior**2 / self.unit.freedom + between**2 / others).clamp(min=TINY)
+        freedom = torch.where(variance > 0, freedom, MAX_FREEDOM).clamp(max=MAX_FREEDOM)
+        mean = self.slope * self.divergence + weight_of_residual * self.residual
+        unknown = self.spread / self.size * (self.slope * ratio * self.divergence) ** 2
+        return ratio * mean, ratio * variance + unknown, freedom, self.slope, self.excess
 
 
 def estimate_unit_variances(held: LossSums, k: int) -> UnitVariances:
-    """Of deviations from the local (k = 0) or from the global model (k = 1)."""
-    shrink = (_shrink_to_mean, _shrink_on_log_scale)[k]
-    return shrink(held.rows, held.deviation[:, k], held.divergence[:, k])
+    """Of deviations from the local (k = 0) or from the global model (k = 1), where all clients' sums are at hand."""
+    side = _Side(held, held, k, held.divergence[:, k] / held.rows.clamp(min=1), held.rows)
+    typical = held.deviation[:, k].sum() / held.divergence[:, k].sum().clamp(min=TINY)
+    return side._unit_variances(typical, side.logs.sum(0))
 
 
-def shares_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
+def shares_of_own_rows(divergence: Tensor, apart: Tensor, clients: float | None = None) -> Tensor:
     """[m, 2]: s for the differences of the local and of the global model from the personal one.
 
-    `divergence` [m, 2] is D_l and D_g, `apart` [m] the divergence of the global from the local model.
+    `divergence` [m, 2] is D_l and D_g, `apart` [m] the divergence of the global from the local model; `clients` is the
+    number of all clients, where these are some of them.
     """
     local, global_ = divergence.unbind(1)
     between = ((apart - local - global_) / 2).clamp(min=0)  # B
     share = torch.stack([_share(between, local), _share(global_, between)], 1)
-    return (share.square() + SHARE_FLOOR / len(share)).clamp(max=1).sqrt()
+    return (share.square() + SHARE_FLOOR / (len(share) if clients is None else clients)).clamp(max=1).sqrt()
 
 
 def _share(part: Tensor, other: Tensor) -> Tensor:
     return part / (part + other).clamp(min=TINY)
 
 
-def _shrink_divergence(held: Tensor, own: Tensor, rows: Tensor, variance: Tensor) -> Tensor:
-    """[m]: the shrunk mean divergence over that of held-out rows; `variance` is the latter's, in units of its square.
-
-    What all clients' sum to, with `rows` rows each, stays.
-    """
-    known = (held > 0) & (own > 0)
-    if not bool(known.any()):
-        return torch.ones_like(held)
-    typical = own * (held * rows).sum() / (own * rows).sum()
-    logs = torch.where(known, held, 1.0).log() - torch.where(known, typical, 1.0).log()
-    error = torch.log1p(variance)
-    between = (logs.square() - error)[known].mean().clamp(min=0)
-    weight = between / (between + error).clamp(min=TINY)
-    ratio = torch.where(known, ((weight - 1) * logs).exp(), 1.0)
-    return ratio * (held * rows).sum() / (ratio * held * rows).sum()
-
-
-def _one_side(
-    rows: Tensor, difference: Tensor, divergence: Tensor, unit: UnitVariances, share: Tensor, size: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Mean, variance and degrees of freedom [m] of one difference, the slope and the excess.
-
-    `difference` is a sum over `rows` held-out rows, `divergence` is D, `size` are all of a client's rows.
-    """
-    seen, n = rows > 0, rows.clamp(min=1)
-    slope, slope_error = _slope(difference[seen], (rows * divergence)[seen])
-    posterior = share * unit.value * divergence / size
-    base = (unit.value * divergence / n + posterior).clamp(min=TINY)  # variance of the mean over held-out rows
-    residual = torch.where(seen, difference / n - slope * divergence, 0.0)
-    signal = torch.where(seen, divergence**2 / base, 0.0)
-    beyond = torch.where(seen & (divergence > 0), (residual**2 / base).clamp(max=MAX_SQUARED_RESIDUAL) - 1, 0.0)
-    weight = signal.square().sum().clamp(min=TINY)
-    # One standard error is taken off: an excess that chance explains counts as 0.
-    excess = (((signal * beyond).sum() - (2 * weight).sqrt()) / weight).clamp(0, MAX_EXCESS)
-    wrong = excess * divergence**2
-    weight_of_residual = torch.where(seen, wrong / (wrong + base), 0.0)
-    between = (1 - weight_of_residual) * wrong + (slope_error * divergence) ** 2
-    variance, clients = posterior + between, max(int(seen.sum()) - 1, 1)
-    freedom = variance**2 / (posterior**2 / unit.freedom + between**2 / clients).clamp(min=TINY)
-    freedom = torch.where(variance > 0, freedom, MAX_FREEDOM).clamp(max=MAX_FREEDOM)
-    return slope * divergence + weight_of_residual * residual, variance, freedom, slope, excess
-
-
-def _slope(difference: Tensor, divergence: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over sum with its error clustered by client, shrunk to 1."""
-    m, total = len(difference), divergence.sum()
-    if m < 2 or not float(total) ** 2 > 0:  # no client, or models that are the same, show nothing of it
+def _slope(x: float, y: float, xx: float, xy: float, yy: float, m: int) -> tuple[Tensor, Tensor]:
+    """Sum over sum with its error clustered by client, shrunk to 1, from the sums of x and y and of their products."""
+    if m < 2 or not x**2 > 0:  # no client, or models that are the same, show nothing of it
         return torch.ones((), dtype=torch.float64), torch.tensor(SLOPE_PRIOR_SD, dtype=torch.float64)
-    raw = difference.sum() / total
-    residual = difference - raw * divergence
-    square = residual.square().sum() * m / (m - 1) / total**2
+    raw = y / x
+    square = max(yy - 2 * raw * xy + raw**2 * xx, 0.0) * m / (m - 1) / x**2
     weight = 1 / (1 + square / SLOPE_PRIOR_SD**2)
-    return weight * raw + (1 - weight), (weight * square).sqrt()
+    return torch.tensor(weight * raw + (1 - weight)).double(), torch.tensor((weight * square) ** 0.5).double()
 
 
 class Comparison(NamedTuple):

@@ -25,18 +25,38 @@ import torch
 from torch import Tensor
 
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, PERSONAL, LossSums, pooled_losses
-from mooring.advice.inference.improvements import Comparison, Improvements, compare_models, estimate_improvements
-from mooring.estimates.clustered_mean import MeanDifference, clustered_mean, mean_difference
+from mooring.advice.inference.improvements import (
+    SUM_QUANTUM,
+    Comparison,
+    Improvements,
+    compare_models,
+    improvements_program,
+)
+from mooring.core.summing import Program, Step, add, run_alone
+from mooring.estimates.clustered_mean import (
+    CLUSTERED_NUMBERS,
+    MeanDifference,
+    clustered_sums,
+    mean_and_error,
+    mean_difference,
+    mean_from_sums,
+)
 
 DEFAULT_MARGIN = 0.01  # difference too small to matter, as a share of the loss
 DEFAULT_LEVEL = 0.95  # of the federation's interval
 CLIENT_LEVEL = 0.9  # of a client's: it excludes 0 just where the probability to be better is above HIGH_PROBABILITY
 HIGH_PROBABILITY, MODERATE_PROBABILITY = 0.95, 0.8
 GUARD_MARGINS = 2.0
+MIN_GUARDED_CLIENTS = 3
 SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' losses that a client's own are shrunk by
 MAX_FREEDOM_SHARE = 0.95  # degrees of freedom as a share of the rows
 SAME_LOSS_SHARE = 1e-9  # share of the loss below which two models' losses are the same
 MIN_LOSS_SHARE = 0.01  # of a client's expected loss: no other model is expected to have less
+POOLED_LOSSES = Step("pooled losses", "mean held-out losses of local, global and personal models", SUM_QUANTUM, False)
+GUARD_COUNTS = Step("guard counts", "how many clients would get which model", 1.0, False)
+GUARD = Step("guard", "whether a group of clients would lose by its recommendation", SUM_QUANTUM, False, times=3)
+LINE = Step("improvement line", "mean differences of losses, with errors clustered by client", SUM_QUANTUM, False)
+EXPECTED_LOSSES = Step("expected losses", "how much clients' losses vary", SUM_QUANTUM, False)
 
 
 class Recommendations(NamedTuple):
@@ -59,24 +79,40 @@ def recommend(
     level: float = DEFAULT_LEVEL,
     fitted: LossSums | None = None,
 ) -> Recommendations:
-    """Everyone's recommendation from held-out sums, and from sums over all rows with the models to be used.
+    """Everyone's recommendation from held-out sums, and from sums over all rows with the models to be used, where all
+    clients' sums are at hand.
 
     `fitted` are sums over the rows that the held-out models were fitted to.
     """
-    improvements = estimate_improvements(held, own)
-    loss = pooled_losses(held)
-    chosen = choose_models(held, own, margin)
+    found = run_alone(recommendation_program(held, own, margin, level))
+    if fitted is None:
+        return found
+    chosen, scaled = found.recommended, held._replace(loss=full_size_factors(held, fitted) * held.loss)
+    full = _mean_differences(held.rows, scaled.loss, scaled.loss[:, 2], level)
+    of_recommended = _mean_differences(held.rows, scaled.loss, recommended_losses(scaled, chosen), level)
+    line, personal = _include(found.line, of_recommended), _include(found.personal_line, full)
+    return found._replace(line=line, personal_line=personal, full_line=full)
+
+
+def recommendation_program(
+    held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN, level: float = DEFAULT_LEVEL
+) -> Program[Recommendations]:
+    """The recommendations of a cohort's clients, from sums over all clients."""
+    improvements = yield from improvements_program(held, own)
+    total = yield from add(POOLED_LOSSES, torch.cat([held.rows[:, None], held.loss], 1))
+    rows = max(float(total[0]), 1.0)
+    pooled = dict(zip(MODEL_KINDS, (total[1:] / rows).tolist()))
+    chosen = yield from choose_program(held, own, margin * abs(pooled[PERSONAL]))
     recommended = recommended_losses(held, chosen)
-    over, same = compare_recommended(improvements, chosen, SAME_LOSS_SHARE * abs(loss[PERSONAL]))
-    lines, personal = (_mean_differences(held.rows, held.loss, part, level) for part in (recommended, held.loss[:, 2]))
-    losses = loss | {"recommended": float(recommended.sum() / held.rows.sum().clamp(min=1))}
-    full = None
-    if fitted is not None:
-        scaled = held._replace(loss=full_size_factors(held, fitted) * held.loss)
-        full = _mean_differences(held.rows, scaled.loss, scaled.loss[:, 2], level)
-        of_recommended = _mean_differences(held.rows, scaled.loss, recommended_losses(scaled, chosen), level)
-        lines, personal = _include(lines, of_recommended), _include(personal, full)
-    return Recommendations(chosen, expected_losses(held, improvements), over, same, losses, lines, personal, full)
+    gaps = [held.loss[:, k] - part for part in (recommended, held.loss[:, 2]) for k in range(2)]
+    moments = [clustered_sums(held.rows, gap, held.rows > 0) for gap in gaps]
+    total = yield from add(LINE, torch.cat([recommended[:, None], *moments], 1))
+    lines = [mean_from_sums(part, level) for part in total[1:].split(CLUSTERED_NUMBERS)]
+    by_other = [dict(zip(ALTERNATIVES, pair)) for pair in (lines[:2], lines[2:])]
+    over, same = compare_recommended(improvements, chosen, SAME_LOSS_SHARE * abs(pooled[PERSONAL]))
+    losses = pooled | {"recommended": float(total[0]) / rows}
+    expected = yield from expected_program(held, improvements, pooled[PERSONAL])
+    return Recommendations(chosen, expected, over, same, losses, *by_other, None)
 
 
 def _mean_differences(rows: Tensor, losses: Tensor, model: Tensor, level: float) -> dict[str, MeanDifference]:
@@ -109,22 +145,58 @@ def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
 
 
 def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN) -> np.ndarray:
-    """[m] str: the recommended kinds of model."""
-    limit = margin * abs(pooled_losses(held)[PERSONAL])
+    """[m] str: the recommended kinds of model, where all clients' sums are at hand."""
+    return run_alone(choose_program(held, own, margin * abs(pooled_losses(held)[PERSONAL])))
+
+
+def choose_program(held: LossSums, own: LossSums, limit: float) -> Program[np.ndarray]:
+    """[C] str: the recommended kinds of model of a cohort's clients; differences up to `limit` do not matter."""
     closest = torch.maximum(_upper_divergence(own), _upper_divergence(held)).min(1)
     chosen = np.where((closest.values <= limit).numpy(), np.array(ALTERNATIVES)[closest.indices.numpy()], PERSONAL)
-    for k, other in enumerate(ALTERNATIVES):
-        group = torch.from_numpy(chosen == other) & (held.rows > 0)
-        mean, error = _group_mean(held, group, held.difference[:, k])
-        if mean - error > GUARD_MARGINS * limit:
+    seen = held.rows > 0
+    total = yield from add(GUARD_COUNTS, torch.stack([torch.from_numpy(chosen == o) & seen for o in MODEL_KINDS], 1))
+    counts = dict(zip(MODEL_KINDS, total.tolist()))
+    everybody = sum(counts.values())
+    parts = [
+        _group_sums(held, torch.from_numpy(chosen == o) & seen, held.difference[:, k], counts[o], everybody)
+        for k, o in enumerate(ALTERNATIVES)
+    ]
+    total = yield from add(GUARD, torch.cat(parts, 1))
+    for other, sums in zip(ALTERNATIVES, total.chunk(2)):
+        if _is_worse(sums, limit, everybody):
             chosen = np.where(chosen == other, PERSONAL, chosen)
+            counts |= {PERSONAL: counts[PERSONAL] + counts[other], other: 0.0}
     for k, other in enumerate(ALTERNATIVES):
-        group = torch.from_numpy(chosen != other) & (held.rows > 0)
+        group = torch.from_numpy(chosen != other) & seen
         worse = recommended_losses(held, chosen) - held.loss[:, k]
-        mean, error = _group_mean(held, group, worse)
-        if mean - error > GUARD_MARGINS * limit:
+        part = _group_sums(held, group, worse, everybody - counts[other], everybody)
+        total = yield from add(GUARD, torch.cat([part, torch.zeros_like(part)], 1))
+        if _is_worse(total.chunk(2)[0], limit, everybody):
             chosen = np.full_like(chosen, other)
+            counts = dict.fromkeys(MODEL_KINDS, 0.0) | {other: everybody}
     return chosen
+
+
+def _group_sums(held: LossSums, group: Tensor, sums: Tensor, size: float, everybody: float) -> Tensor:
+    """[C, 7]: the parts of a group's mean and its error. A group of fewer than MIN_GUARDED_CLIENTS has none, since sums
+    over it would nearly be single clients' own, unless there is one client in all."""
+    roots = held.deviation[:, :2].sqrt().sum(1) + held.divergence_square.sqrt().sum(1)
+    alone = torch.where(group, roots, 0.0)
+    return torch.cat([clustered_sums(held.rows, sums, group), alone[:, None]], 1) * float(
+        size >= MIN_GUARDED_CLIENTS or everybody == 1
+    )
+
+
+def _is_worse(total: Tensor, limit: float, clients: float) -> bool:
+    """Whether the mean of a group is above what the guard allows by one standard error.
+
+    Of one client alone (a new one) rows are the units of chance: the error is at most that of both differences from the
+    personal model together, by the sums of squares of their two parts.
+    """
+    mean, error = mean_and_error(total[:CLUSTERED_NUMBERS])
+    if clients == 1 and total[0] == 1:
+        error = float(total[-1] / total[1])
+    return bool(mean - error > GUARD_MARGINS * limit)
 
 
 def _upper_divergence(sums: LossSums) -> Tensor:
@@ -134,19 +206,6 @@ def _upper_divergence(sums: LossSums) -> Tensor:
     mean = sums.divergence / n
     variance = (sums.divergence_square / n - mean**2).clamp(min=0)
     return mean + (variance / (n - 1).clamp(min=1)).sqrt()
-
-
-def _group_mean(held: LossSums, group: Tensor, sums: Tensor) -> tuple[float, float]:
-    """The mean over the rows of a group of clients [m] of clients' sums of differences, and its standard error.
-
-    Of one client alone (a new one) rows are the units of chance: the error is at most that of both differences from the
-    personal model together, by the sums of squares of their two parts.
-    """
-    mean, error = clustered_mean(held.rows[group], sums[group])
-    if bool(group.any()) and int((held.rows > 0).sum()) == 1:
-        roots = held.deviation[group][0, :2].sqrt() + held.divergence_square[group][0].sqrt()
-        error = float(roots.sum() / held.rows[group][0])
-    return mean, error
 
 
 def recommended_losses(held: LossSums, chosen: np.ndarray) -> Tensor:
@@ -178,20 +237,26 @@ def compare_recommended(
     return over, same
 
 
-def expected_losses(held: LossSums, improvements: Improvements) -> dict[str, np.ndarray]:
-    """By model [m]: the personal model's held-out loss, shrunk on the log scale by how little a client's rows show of
+def expected_program(held: LossSums, improvements: Improvements, pooled: float) -> Program[dict[str, np.ndarray]]:
+    """By model [C]: the personal model's held-out loss, shrunk on the log scale by how little a client's rows show of
     it, and the others' by their expected differences from it."""
     n, loss = held.rows, held.loss[:, 2]
-    total = n.sum().clamp(min=1)
-    overall = (loss.sum() / total).clamp(min=torch.finfo(loss.dtype).tiny)
+    overall = max(pooled, torch.finfo(loss.dtype).tiny)
     seen = (n > 0) & (loss > 0)
     own = torch.where(seen, loss / n.clamp(min=1), overall)
-    chance = ((held.loss_square.sum() / total / overall**2 - 1).clamp(min=0) / n.clamp(min=1))[seen]
     logs = (own / overall).log()
-    between = (logs[seen].square().mean() - chance.mean()).clamp(min=0) if bool(seen.any()) else torch.zeros(())
-    weight = torch.zeros_like(own)
-    weight[seen] = between / (between + chance).clamp(min=torch.finfo(loss.dtype).tiny)
-    personal = overall * (weight * logs).exp()
+    parts = [
+        held.loss_square,
+        seen.double(),
+        torch.where(seen, logs**2, 0.0),
+        torch.where(seen, 1 / n.clamp(min=1), 0.0),
+        n,
+    ]
+    square, count, spread, inverse, total = yield from add(EXPECTED_LOSSES, torch.stack(parts, 1))
+    varies = (square / total.clamp(min=1) / overall**2 - 1).clamp(min=0)
+    between = ((spread - varies * inverse) / count.clamp(min=1)).clamp(min=0)
+    weight = between / (between + varies / n.clamp(min=1)).clamp(min=torch.finfo(loss.dtype).tiny)
+    personal = overall * (torch.where(seen, weight, 0.0) * logs).exp()
     others = {
         o: torch.maximum(personal + improvements.mean[:, k], MIN_LOSS_SHARE * personal)
         for k, o in enumerate(ALTERNATIVES)

@@ -1,0 +1,546 @@
+"""What every client of a federation computes about its models, and the sums that it needs of all clients.
+
+    sizes          how many rows there are, and in which classes of size the clients lie
+    global model   pooled moments (regression), or gradients and few Hessians at models that all clients know
+    noise          regression: each client's own noise variance, shrunk to all clients'; counts: their dispersion
+    spread         how much coefficients vary between clients: one variance for all from a grid of likelihoods, of the
+                   intercept alone likewise, then one per coefficient by few steps
+    candidates     models between global and local for multiples of these variances; each client fits its own, evaluates
+                   them without its own rows (`score_models.py`), and weighs them by all clients' losses
+    evidence       local, global and personal models by rows that they have not seen (`inference/`)
+
+The between-client variances maximize the product over clients of the likelihood of a client's rows given the others'
+global model w_i, which the client computes itself from what all clients know:
+
+    r_i ~ N(0, phi_i + X_i (T m / (m - 1) + phi G_i) X_i'),   r_i = y_i - X_i w_i
+
+with G_i the inverse of the others' curvature (for other losses by Laplace's method). A step for a variance per
+coefficient is t_j <- t_j sum_i u_ij^2 / sum_i P_ijj with the score u_i and its variance P_i, as in the
+majorize-minimize algorithm but without its square root, which takes fewer and bolder steps.
+
+Numbers that are not linear in rows are counted. What the budget does not allow is left out, from the end of this list:
+the pooled losses and one variance for all (14 numbers), that of the intercept, the evidence (the slopes of held-out
+differences and the guard), candidates weighed by all clients instead of each by itself, a variance per coefficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mooring.advice.evaluation.loss_sums import LossSums, zero_sums
+from mooring.advice.evaluation.setting_choice import log_likelihood_deficits
+from mooring.advice.federated.score_models import (
+    Center,
+    Family,
+    HomeFit,
+    HomeRows,
+    center_moves,
+    fit_local,
+    fit_pulled,
+    minimize,
+    solve,
+)
+from mooring.core.errors import RequestError
+from mooring.core.summing import Program, Step, Sum
+from mooring.estimates.random_effects import variance_log_sums, variance_prior
+
+MIN_CLIENTS = 3
+ROWS_PER_COEFFICIENT = 3  # of a matrix: so many rows, without the two largest clients, times its order and one
+MAX_SHARE = 0.5  # of the rows that one client may have
+SIZE_CLASSES = 24  # powers of two
+MAX_GRADIENTS, MAX_HESSIANS, GRADIENTS_BEFORE_HESSIAN = 12, 2, 3
+STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the global model
+BACKTRACK = 0.3
+VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
+VARIANCE_STEPS, MIN_VARIANCE_STEPS = 4, 2
+MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
+FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
+LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0)  # rows' worth of mean curvature
+GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
+MIN_RIDGE = 1e-9  # rows' worth of mean curvature per row: holds directions that no row sees
+MIN_WEIGHT = 0.01  # of a candidate in the average
+PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, before any row was left out
+MIN_CLIENTS_FOR_NOISE = 3  # whose noise variances show how much these differ
+SCALAR, INTERCEPT, DIAGONAL, LOCAL, GRID = "scalar", "intercept", "diagonal", "local", "grid"
+
+FINE, LOSSES, LIKELIHOODS = 1e-8, 1e-6, 1e-3  # quanta
+SIZES = Step("sizes", "rows in all, and how many clients have how many rows, by powers of two", 1.0)
+MOMENTS = Step("moments", "second moments of columns and target, for the global model", FINE)
+GRADIENT = Step("gradient", "loss and gradient at a common model, for the global model", FINE, times=MAX_GRADIENTS)
+HESSIAN = Step("hessian", "curvature at a common model, for the global model", FINE, times=MAX_HESSIANS)
+RIDGE = Step("ridge", "losses of global models with different ridges, each row left out", LOSSES)
+NOISE = Step("noise", "residual variances of local models, and how much these differ", LOSSES, linear=False)
+SPREAD = Step("spread", "likelihoods of between-client variances", LIKELIHOODS, linear=False)
+VARIANCE = Step("variance", "between-client variance of each coefficient", 1e-4, linear=False, times=VARIANCE_STEPS)
+CANDIDATES = Step("candidates", "losses of models between global and local, each row left out", LOSSES, linear=False)
+DIFFERENCES = Step("differences", "squared differences of these losses from the best ones", LOSSES, linear=False)
+
+Candidate = tuple[str, float]  # kind and factor, or kind and ridge
+
+
+class Shape(NamedTuple):
+    """The models' coefficients: what all clients know before the first sum of this program."""
+
+    family: Family
+    columns: int  # p, the intercept included
+    intercept: bool
+    ridge: float  # of the task, per row
+
+    @property
+    def dim(self) -> int:
+        return self.columns * self.family.scores
+
+    @property
+    def slopes(self) -> np.ndarray:
+        """[D]: whether a coefficient is not an intercept."""
+        out = np.ones(self.dim, bool)
+        if self.intercept:
+            out[-self.family.scores :] = False
+        return out
+
+
+class Budget(NamedTuple):
+    """Which counted steps a federation affords."""
+
+    spread: bool  # one variance for all, with noise
+    intercept: bool
+    evidence: bool
+    candidates: bool
+    variance_steps: int
+
+
+class Federation(NamedTuple):
+    """What all clients know of their federation."""
+
+    clients: int
+    rows: int
+    center: Center
+    curvature: np.ndarray  # [D, D], of all rows' losses, ridge included
+    global_loss: float  # mean over all rows, each left out
+    noise: float  # typical dispersion
+    variances: dict[str, np.ndarray]  # by kind: [D]
+    weights: dict[Candidate, float] | None  # None where each client weighs its own
+    losses: dict[Candidate, float] | None  # mean losses of the candidates
+    budget: Budget
+
+
+class ClientModels(NamedTuple):
+    """What a client has of its own models; nothing of it is sent."""
+
+    local: HomeFit
+    global_: HomeFit
+    personal: HomeFit
+    dispersion: float
+    weights: dict[Candidate, float]
+
+
+def check_rows(total: np.ndarray, coefficients: int) -> None:
+    """Refuse federations whose sums would show single rows: too few rows without the two largest clients."""
+    rows, classes = total[0], np.rint(total[1:]).astype(int)
+    sizes = np.repeat(2.0 ** np.arange(SIZE_CLASSES), classes)[::-1]  # a client of a class has at least so many
+    if len(sizes) < MIN_CLIENTS:
+        raise RequestError(f"{len(sizes)} clients are too few; at least {MIN_CLIENTS} must take part.")
+    if sizes[0] > MAX_SHARE * max(rows, 1.0):
+        raise RequestError("one client has more than half of all rows, so that sums would nearly be its own.")
+    others, needed = sizes[2:].sum(), ROWS_PER_COEFFICIENT * (coefficients + 1)
+    if others < needed:
+        raise RequestError(
+            f"the clients have too few rows for {coefficients} coefficients: besides the two largest clients {needed} "
+            f"rows are needed, and there may be only {others:.0f}. Leave columns out with `drop`, or wait for more "
+            "clients."
+        )
+
+
+def size_numbers(rows: int) -> np.ndarray:
+    """Return [1 + SIZE_CLASSES]: a client's rows and its class."""
+    out = np.zeros(1 + SIZE_CLASSES)
+    out[0] = rows
+    out[1 + min(max(rows, 1).bit_length() - 1, SIZE_CLASSES - 1)] = 1
+    return out
+
+
+def candidates_of(budget: Budget) -> list[Candidate]:
+    """Return the models between global and local that each client tries, and its local ones."""
+    if not budget.spread:
+        pulled = [(GRID, float(t)) for t in VARIANCES]
+    else:
+        kinds = [SCALAR, *([INTERCEPT] * budget.intercept), *([DIAGONAL] * (budget.variance_steps > 0))]
+        pulled = [(kind, factor) for kind in kinds for factor in FACTORS]
+    return [*pulled, *((LOCAL, ridge) for ridge in LOCAL_RIDGES)]
+
+
+def estimate_program(
+    shape: Shape, homes: Sequence[HomeRows], budget_of: Callable[[int, Shape], Budget]
+) -> Program[tuple[Federation, list[ClientModels]]]:
+    """Estimate the federation's numbers and the models of a cohort's clients; an observer has no client.
+
+    `budget_of(clients, coefficients)` decides which steps are affordable.
+    """
+    total = yield Sum(SIZES, _stack([size_numbers(len(home.y)) for home in homes], 1 + SIZE_CLASSES))
+    check_rows(total, shape.dim)
+    rows, m = int(total[0]), round(float(total[1:].sum()))
+    if any(len(home.y) > MAX_SHARE * rows for home in homes):
+        raise RequestError("this client has more than half of all rows, so that sums would nearly be its own.")
+    budget: Budget = budget_of(m, shape)
+    w, curvature = yield from _fit_global(shape, homes, rows)
+    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature)
+    noise, dispersions = yield from _estimate_noise(shape, homes, budget, loss)
+    variances: dict[str, np.ndarray] = {}
+    others = [_others(shape, home, center, curvature) for home in homes]
+    scale = m / (m - 1)
+    if budget.spread:
+        grids = [np.ones(shape.dim)] + ([(~shape.slopes).astype(float)] if budget.intercept else [])
+        likelihoods = _stack(
+            [
+                np.array([_likelihood(home, other, scale * t * unit, phi, noise) for unit in grids for t in VARIANCES])
+                for home, other, phi in zip(homes, others, dispersions)
+            ],
+            len(grids) * len(VARIANCES),
+        )
+        likelihoods -= likelihoods.max(1, initial=-np.inf, keepdims=True) if len(likelihoods) else 0.0
+        total = yield Sum(SPREAD, likelihoods)
+        for kind, unit, part in zip((SCALAR, INTERCEPT), grids, np.split(total, len(grids))):
+            variances[kind] = _best_variance(part) * unit
+    if budget.variance_steps:
+        t = variances[SCALAR].copy()
+        for _ in range(budget.variance_steps):
+            scores = [_variance_score(h, o, t, scale, phi, noise) for h, o, phi in zip(homes, others, dispersions)]
+            squares, expected = np.split((yield Sum(VARIANCE, _stack(scores, 2 * shape.dim))), 2)
+            ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
+            t = np.maximum(t * np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE), MIN_VARIANCE)
+        variances[DIAGONAL] = t
+    federation = Federation(m, rows, center, curvature, loss, noise, variances, None, None, budget)
+    return (yield from _weigh_candidates(shape, homes, dispersions, federation))
+
+
+def _stack(parts: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """[C, width]."""
+    return np.stack(parts) if parts else np.zeros((0, width))
+
+
+def _triangle(matrix: np.ndarray) -> np.ndarray:
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def _square(numbers: np.ndarray, order: int) -> np.ndarray:
+    out = np.zeros((order, order))
+    out[np.triu_indices(order)] = numbers
+    return out + np.triu(out, 1).T
+
+
+def _mean_curvature(curvature: np.ndarray, rows: int) -> float:
+    """Per coefficient and row."""
+    return float(np.trace(curvature)) / (len(curvature) * rows)
+
+
+def _fit_global(shape: Shape, homes: Sequence[HomeRows], rows: int) -> Program[tuple[np.ndarray, np.ndarray]]:
+    """The model that minimizes all rows' losses with the task's ridge, and the curvature there."""
+    k, p, d = shape.family.scores, shape.columns, shape.dim
+    size = p * (p + 1) // 2
+    plain = [home.jacobian[:, 0, ::k] for home in homes]  # the columns
+    if shape.family.has_noise:
+        parts = [np.concatenate([_triangle(x.T @ x), x.T @ home.y]) for x, home in zip(plain, homes)]
+        total = yield Sum(MOMENTS, _stack(parts, size + p))
+        curvature = _square(total[:size], p) + shape.ridge * rows * np.eye(p)
+        return solve(_held(curvature, rows), total[size:]), curvature
+    counts = [_count_targets(home) for home in homes]
+    parts = [np.concatenate([_triangle(x.T @ x), count]) for x, count in zip(plain, counts)]
+    total = yield Sum(MOMENTS, _stack(parts, size + k))
+    w = np.zeros(d)
+    mean = np.clip(total[size:] / rows, 1e-3, None)
+    bound = shape.family.bound
+    if shape.intercept:
+        is_share = bound is not None and k == 1
+        w[-k:] = np.log(mean) - (np.log(np.clip(1 - mean, 1e-3, None)) if is_share else 0.0)
+    bend = float(mean[0]) if bound is None else bound
+    curvature = np.kron(_square(total[:size], p), bend * np.eye(k)) + shape.ridge * rows * np.eye(d)
+    return (yield from _iterate_global(shape, homes, rows, w, curvature))
+
+
+def _held(curvature: np.ndarray, rows: int) -> np.ndarray:
+    """The curvature with the least ridge, which holds directions that no row sees."""
+    return curvature + MIN_RIDGE * rows * max(_mean_curvature(curvature, rows), 1e-12) * np.eye(len(curvature))
+
+
+def _count_targets(home: HomeRows) -> np.ndarray:
+    """[K]: the sum of the targets, or how often each class occurs."""
+    if home.family.scores == 1:
+        return np.array([home.y.sum()])
+    return np.bincount(home.y.astype(int), minlength=home.family.scores).astype(float)
+
+
+def _iterate_global(
+    shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray
+) -> Program[tuple[np.ndarray, np.ndarray]]:
+    """Quasi-Newton steps from pooled gradients, with one Hessian on the way and one at the end."""
+    ridge, d = shape.ridge * rows, shape.dim
+    best, last = np.inf, None
+    for number in range(MAX_GRADIENTS):
+        if number == GRADIENTS_BEFORE_HESSIAN:
+            curvature = (yield from _hessian(shape, homes, w)) + ridge * np.eye(d)
+        parts = []
+        for home in homes:
+            z = home.scores(w)
+            slope = home.pull_back(home.family.slope(z, home.y))
+            parts.append(np.concatenate([[home.family.nll(z, home.y).sum()], slope]))
+        total = yield Sum(GRADIENT, _stack(parts, 1 + d))
+        loss, gradient = total[0] + ridge / 2 * w @ w, total[1:] + ridge * w
+        if last is not None and loss > best + 1e-9 * abs(best):
+            w = last[0] + BACKTRACK * (w - last[0])
+            continue
+        if last is not None and number != GRADIENTS_BEFORE_HESSIAN:
+            curvature = _update_curvature(curvature, w - last[0], gradient - last[1])
+        step = solve(_held(curvature, rows), gradient)
+        best, last = loss, (w, gradient)
+        w = w - step
+        if float(gradient @ step) < STEP_TOLERANCE:
+            break
+    return w, (yield from _hessian(shape, homes, w)) + ridge * np.eye(d)
+
+
+def _hessian(shape: Shape, homes: Sequence[HomeRows], w: np.ndarray) -> Program[np.ndarray]:
+    d = shape.dim
+    parts = [_triangle(home.gram(home.family.bend(home.scores(w), home.y))) for home in homes]
+    return _square((yield Sum(HESSIAN, _stack(parts, d * (d + 1) // 2))), d)
+
+
+def _update_curvature(curvature: np.ndarray, moved: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """By Broyden, Fletcher, Goldfarb and Shanno's rule."""
+    along, seen = float(change @ moved), curvature @ moved
+    if not along > 1e-10 * float(moved @ seen):
+        return curvature
+    return curvature - np.outer(seen, seen) / (moved @ seen) + np.outer(change, change) / along
+
+
+def _choose_ridge(
+    shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray
+) -> Program[tuple[Center, float, np.ndarray]]:
+    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature."""
+    centers, unit = [], _mean_curvature(curvature, rows)
+    for factor in GLOBAL_RIDGES:
+        held = _held(curvature + np.diag(factor * unit * shape.slopes), rows)
+        centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
+    parts = [np.array([_held_out_loss(home, center) for center, _ in centers]) for home in homes]
+    total = (yield Sum(RIDGE, _stack(parts, len(centers)))) / rows
+    best = int(total.argmin())
+    return centers[best][0], float(total[best]), centers[best][1]
+
+
+def _held_out_loss(home: HomeRows, center: Center) -> float:
+    return float(home.family.risk(global_fit(home, center).without, home.y).sum())
+
+
+def global_fit(home: HomeRows, center: Center, moves: np.ndarray | None = None) -> HomeFit:
+    """Return the global model at a client."""
+    moves = center_moves(home, center) if moves is None else moves
+    z = home.scores(center.w)
+    return HomeFit(center.w, z, z + np.einsum("nkd,nd->nk", home.jacobian, moves))
+
+
+def _estimate_noise(
+    shape: Shape, homes: Sequence[HomeRows], budget: Budget, loss: float
+) -> Program[tuple[float, list[float]]]:
+    """The typical dispersion, and each client's own."""
+    family = shape.family
+    if not (family.has_noise or family.is_dispersed):
+        return 1.0, [1.0] * len(homes)
+    own = [_residuals(shape, home) for home in homes]
+    typical = loss if family.has_noise else 1.0
+    if not budget.spread:  # all that is known of the others is how far they are from the global model
+        return typical, [(typical + square) / (1 + freedom) for square, freedom in own]
+    values = torch.tensor([[square / max(freedom, 1e-9), freedom] for square, freedom in own]).double().reshape(-1, 2)
+    logs = variance_log_sums(values[:, 0], values[:, 1], (values[:, 1] >= 1) & (values[:, 0] > 0))
+    total = yield Sum(NOISE, np.concatenate([logs.numpy(), np.array(own, float).reshape(-1, 2)], 1))
+    if total[5] > 0:
+        typical = max(total[4] / total[5], 1e-12)
+    if family.is_dispersed:
+        return max(typical, 1.0), [max(typical, 1.0)] * len(homes)
+    if total[0] < MIN_CLIENTS_FOR_NOISE:
+        return typical, [typical] * len(homes)
+    strength, scale = (float(part) for part in variance_prior(torch.from_numpy(total[:4])))
+    scale = min(scale, typical)
+    return typical, [(strength * scale + square) / (strength + freedom) for square, freedom in own]
+
+
+def _residuals(shape: Shape, home: HomeRows) -> tuple[float, float]:
+    """The sum of squared residuals of the client's own fit, in units of variance, and its degrees of freedom."""
+    ridge = np.where(shape.slopes, LOCAL_RIDGES[0], 1e-6) * _row_curvature(home, np.zeros(home.dim))
+    free, zero = np.ones(home.dim, bool), np.zeros((len(home.y), home.family.scores))
+    v, curvature = minimize(home, zero, free, ridge, 1.0)
+    z = home.scores(v)
+    bend = home.family.bend(z, home.y)
+    used = float(np.trace(solve(curvature, home.gram(bend))))
+    square = float((home.family.slope(z, home.y)[:, 0] ** 2 / np.maximum(bend[:, 0, 0], 1e-12)).sum())
+    return square, max(len(home.y) - used, 0.0)
+
+
+def _row_curvature(home: HomeRows, w: np.ndarray) -> float:
+    """The mean curvature of a row and coefficient."""
+    gram = home.gram(home.family.bend(home.scores(w), home.y))
+    return max(float(np.trace(gram)) / (home.dim * max(len(home.y), 1)), 1e-9)
+
+
+class _Others(NamedTuple):
+    """The global model of the other clients, and the inverse of its curvature."""
+
+    w: np.ndarray
+    inverse: np.ndarray
+
+
+def _others(shape: Shape, home: HomeRows, center: Center, curvature: np.ndarray) -> _Others:
+    z = home.scores(center.w)
+    remaining = curvature - home.gram(home.family.bend(z, home.y))
+    values, vectors = np.linalg.eigh(remaining)
+    least = 1e-6 * max(float(values[-1]), 1e-12)  # directions that only this client has seen are not known
+    inverse = (vectors / np.maximum(values, least)) @ vectors.T
+    return _Others(center.w + inverse @ home.pull_back(home.family.slope(z, home.y)), inverse)
+
+
+def _posterior(
+    home: HomeRows, others: _Others, variance: np.ndarray, dispersion: float, noise: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """b, M and the prior's precision and covariance, of the client's coefficients around the others' model."""
+    covariance = np.diag(variance) + noise * others.inverse
+    precision = solve(covariance, np.eye(len(covariance)))
+    precision = (precision + precision.T) / 2
+    b, curvature = minimize(home, home.scores(others.w), np.ones(home.dim, bool), precision, dispersion)
+    return b, curvature, precision, covariance
+
+
+def _likelihood(home: HomeRows, others: _Others, variance: np.ndarray, dispersion: float, noise: float) -> float:
+    b, curvature, precision, covariance = _posterior(home, others, variance, dispersion, noise)
+    fit = home.family.nll(home.scores(others.w + b), home.y).sum() / dispersion + b @ precision @ b / 2
+    return -float(fit + (np.linalg.slogdet(curvature)[1] + np.linalg.slogdet(covariance)[1]) / 2)
+
+
+def _variance_score(
+    home: HomeRows, others: _Others, t: np.ndarray, scale: float, dispersion: float, noise: float
+) -> np.ndarray:
+    """[2 D]: t u^2 and t P_jj."""
+    b, curvature, precision, _ = _posterior(home, others, scale * t, dispersion, noise)
+    score = precision @ b
+    expected = np.diag(precision) - np.einsum("ij,ji->i", precision, solve(curvature, precision))
+    return np.concatenate([t * score**2, t * np.maximum(expected, 0.0)])
+
+
+def _best_variance(likelihoods: np.ndarray) -> float:
+    """The variance of the largest likelihood, by a parabola through its neighbors on the log scale."""
+    k = int(likelihoods.argmax())
+    logs = np.log(VARIANCES)
+    if 0 < k < len(logs) - 1:
+        left, middle, right = likelihoods[k - 1 : k + 2]
+        bend = left - 2 * middle + right
+        move = 0.5 * (left - right) / bend if bend < 0 else 0.0
+        return float(np.exp(logs[k] + np.clip(move, -1, 1) * (logs[1] - logs[0])))
+    return float(VARIANCES[k])
+
+
+def _fit_candidate(
+    shape: Shape, home: HomeRows, federation: Federation, candidate: Candidate, dispersion: float, moves: np.ndarray
+) -> HomeFit:
+    kind, value = candidate
+    if kind == LOCAL:
+        unit = _mean_curvature(federation.curvature, federation.rows)
+        ridge = np.where(shape.slopes, value, min(value, LOCAL_RIDGES[0])) * unit
+        return fit_local(home, ridge / dispersion, dispersion)
+    if kind == GRID:
+        return fit_pulled(home, federation.center, np.full(shape.dim, value), dispersion, moves)
+    return fit_pulled(home, federation.center, value * federation.variances[kind], dispersion, moves)
+
+
+def _weigh_candidates(
+    shape: Shape, homes: Sequence[HomeRows], dispersions: list[float], federation: Federation
+) -> Program[tuple[Federation, list[ClientModels]]]:
+    """All candidates of every client, and their weights: by all clients' losses, or by its own ones."""
+    candidates, rows = candidates_of(federation.budget), federation.rows
+    moves = [center_moves(home, federation.center) for home in homes]
+    fits = [
+        {c: _fit_candidate(shape, home, federation, c, phi, move) for c in candidates}
+        for home, phi, move in zip(homes, dispersions, moves)
+    ]
+    losses = [
+        np.stack([home.family.risk(fit.without, home.y) for fit in own.values()]) for home, own in zip(homes, fits)
+    ]
+    heat = 2 * federation.global_loss if shape.family.has_noise else 2 * federation.noise
+    heat = heat if shape.family.has_noise or shape.family.is_dispersed else 1.0
+    local_places = [k for k, c in enumerate(candidates) if c[0] == LOCAL]
+    if federation.budget.candidates:
+        total = yield Sum(CANDIDATES, _stack([loss.sum(1) for loss in losses], len(candidates)))
+        best = int(total.argmin())
+        if shape.family.has_noise:
+            heat = 2 * total[best] / rows
+        square = yield Sum(DIFFERENCES, _stack([((loss - loss[best]) ** 2).sum(1) for loss in losses], len(candidates)))
+        weights = _posterior_weights(candidates, total - total[best], square, rows, heat)
+        means = dict(zip(candidates, (total / rows).tolist()))
+        federation = federation._replace(weights=dict(zip(candidates, weights.tolist())), losses=means)
+        local = min(local_places, key=lambda k: float(total[k]))
+        chosen = [(weights, local)] * len(homes)
+    else:
+        chosen = []
+        for loss in losses:
+            total = loss.sum(1)
+            best = int(total.argmin())
+            square = ((loss - loss[best]) ** 2).sum(1)
+            weights = _posterior_weights(candidates, total - total[best], square, loss.shape[1], heat)
+            chosen.append((weights, min(local_places, key=lambda k: float(total[k]))))
+    models = []
+    for home, own, phi, move, (weights, local) in zip(homes, fits, dispersions, moves, chosen):
+        values = list(own.values())
+        parts = [sum(w * getattr(fit, name) for w, fit in zip(weights, values) if w > 0) for name in HomeFit._fields]
+        personal = HomeFit(*parts)  # type: ignore[arg-type]
+        named = {c: float(w) for c, w in zip(candidates, weights) if w > 0}
+        models.append(ClientModels(values[local], global_fit(home, federation.center, move), personal, phi, named))
+    return federation, models
+
+
+def _posterior_weights(
+    candidates: list[Candidate], total: np.ndarray, square: np.ndarray, rows: int, heat: float
+) -> np.ndarray:
+    """[candidates]: by their belief before rows were left out, and by what these add."""
+    proposed = np.array([kind not in (LOCAL, GRID) and value == 1.0 for kind, value in candidates])
+    share = PROPOSED_SHARE if proposed.any() else 0.0
+    belief = np.where(proposed, share / max(proposed.sum(), 1), (1 - share) / max((~proposed).sum(), 1))
+    deficit = log_likelihood_deficits(torch.from_numpy(total), torch.from_numpy(square), rows, heat).numpy()
+    weight = belief * np.exp(-(deficit - deficit.min()))
+    weight = np.where(weight < MIN_WEIGHT * weight.sum(), 0.0, weight)
+    return weight / weight.sum()
+
+
+def loss_sums(homes: Sequence[HomeRows], models: Sequence[ClientModels]) -> tuple[LossSums, LossSums]:
+    """Return the sums over left-out rows, and those over all rows with the models that clients would use."""
+    held = [
+        _sum_losses(home, [model.local.without, model.global_.without, model.personal.without])
+        for home, model in zip(homes, models)
+    ]
+    own = [_sum_losses(home, [model.local.z, model.global_.z, model.personal.z]) for home, model in zip(homes, models)]
+    return _join(held), _join(own)
+
+
+def _join(parts: list[tuple[np.ndarray, ...]]) -> LossSums:
+    if not parts:
+        return zero_sums(0)
+    return LossSums(*(torch.from_numpy(np.stack(column)) for column in zip(*parts)))
+
+
+def _sum_losses(home: HomeRows, scores: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """A client's `LossSums`, of the scores by its three models."""
+    local, global_, personal = scores
+    risk, divergence = home.family.risk, home.family.divergence
+    loss = np.stack([risk(z, home.y) for z in scores], 1)
+    difference = loss[:, :2] - loss[:, 2:]
+    apart = np.stack([divergence(z, personal) for z in (local, global_)], 1)
+    deviation = difference - apart
+    return (
+        np.array(float(len(home.y))),
+        loss.sum(0),
+        np.array((loss[:, 2] ** 2).sum()),
+        difference.sum(0),
+        apart.sum(0),
+        (apart**2).sum(0),
+        np.array(divergence(global_, local).sum()),
+        np.concatenate([(deviation**2).sum(0), [deviation.prod(1).sum()]]),
+    )

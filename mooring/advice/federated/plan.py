@@ -1,0 +1,115 @@
+"""The plan of a recommendation across machines: which sums there are, how many numbers each has, and what for.
+
+The plan follows from the run file alone, so that it can be read before anybody joins. A client runs its own program
+(`program.py`), which yields these steps and no others: the server cannot ask for anything else. The digest of the plan
+is part of what clients sign, so that all of them have the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from mooring.advice.federated import estimate as steps
+from mooring.advice.federated.estimate import Budget, Shape, candidates_of
+from mooring.advice.inference import improvements, recommendation
+from mooring.core.summing import Step
+from mooring.data import schema_sums
+from mooring.remote.transcript import PROTOCOL, canonical_bytes
+from mooring.runs.runfile import RunFile
+
+VERSION = 1  # of the programs: raised where their steps or numbers change
+RESULTS = Step("results", "how many clients get which recommendation, with which confidence", 1.0, linear=False)
+RESULT_NUMBERS = 6
+EVIDENCE = {  # numbers of one occurrence, and occurrences
+    improvements.IMPROVEMENT_MOMENTS: (36, 1),
+    improvements.IMPROVEMENT_EXCESS: (8, 1),
+    improvements.IMPROVEMENT_SCALE: (2, 1),
+    recommendation.POOLED_LOSSES: (4, 1),
+    recommendation.GUARD_COUNTS: (3, 1),
+    recommendation.GUARD: (14, 3),
+    recommendation.LINE: (25, 1),
+    recommendation.EXPECTED_LOSSES: (5, 1),
+}
+EVIDENCE_NUMBERS = sum(numbers * times for numbers, times in EVIDENCE.values())
+NOISE_NUMBERS = 6
+
+
+class PlannedStep(NamedTuple):
+    """A step of a plan."""
+
+    step: Step
+    numbers: int  # of each occurrence
+    times: int  # at most
+
+    @property
+    def counted(self) -> int:
+        return 0 if self.step.linear else self.numbers * self.times
+
+
+def nonlinear_budget(clients: int, coefficients: int) -> int:
+    """Return how many numbers that are not linear in rows a run may add up: a quarter of what describes the moments of
+    all clients but one, each with a symmetric matrix and a vector of its coefficients."""
+    return max(clients - 1, 0) * (coefficients + 1) * (coefficients + 2) // 8
+
+
+def plan_budget(clients: int, shape: Shape) -> Budget:
+    """Return what a federation of so many clients and coefficients affords, in the order of `estimate.py`."""
+    left = nonlinear_budget(clients, shape.dim) - RESULT_NUMBERS
+
+    def afford(numbers: int) -> bool:
+        nonlocal left
+        if numbers > left:
+            return False
+        left -= numbers
+        return True
+
+    spread = afford(NOISE_NUMBERS + len(steps.VARIANCES))
+    intercept = spread and shape.intercept and afford(len(steps.VARIANCES))
+    evidence = spread and afford(EVIDENCE_NUMBERS)
+    budget = Budget(spread, intercept, evidence, False, steps.VARIANCE_STEPS)
+    candidates = spread and afford(2 * len(candidates_of(budget)))
+    count = 0
+    while spread and count < steps.VARIANCE_STEPS and afford(2 * shape.dim):
+        count += 1
+    return budget._replace(candidates=candidates, variance_steps=count if count >= steps.MIN_VARIANCE_STEPS else 0)
+
+
+def list_steps(clients: int, shape: Shape) -> list[PlannedStep]:
+    """Return the steps after the agreement on a schema."""
+    budget, d, k, p = plan_budget(clients, shape), shape.dim, shape.family.scores, shape.columns
+    triangle = d * (d + 1) // 2
+    is_linear = shape.family.has_noise
+    out = [
+        PlannedStep(steps.SIZES, 1 + steps.SIZE_CLASSES, 1),
+        PlannedStep(steps.MOMENTS, p * (p + 1) // 2 + (p if is_linear else k), 1),
+    ]
+    if not is_linear:
+        out += [
+            PlannedStep(steps.GRADIENT, 1 + d, steps.MAX_GRADIENTS),
+            PlannedStep(steps.HESSIAN, triangle, steps.MAX_HESSIANS),
+        ]
+    out.append(PlannedStep(steps.RIDGE, len(steps.GLOBAL_RIDGES), 1))
+    if budget.spread and (is_linear or shape.family.is_dispersed):
+        out.append(PlannedStep(steps.NOISE, NOISE_NUMBERS, 1))
+    if budget.spread:
+        out.append(PlannedStep(steps.SPREAD, (1 + budget.intercept) * len(steps.VARIANCES), 1))
+    if budget.variance_steps:
+        out.append(PlannedStep(steps.VARIANCE, 2 * d, budget.variance_steps))
+    if budget.candidates:
+        count = len(candidates_of(budget))
+        out += [PlannedStep(steps.CANDIDATES, count, 1), PlannedStep(steps.DIFFERENCES, count, 1)]
+    if budget.evidence:
+        out += [PlannedStep(step, *size) for step, size in EVIDENCE.items()]
+    return [*out, PlannedStep(RESULTS, RESULT_NUMBERS, 1)]
+
+
+def plan_digest(run: RunFile) -> str:
+    """Return a digest of all that decides what is added up; the run file's own digest is signed beside it."""
+    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES]
+    everything = [*vars(steps).values(), *vars(schema_sums).values(), *EVIDENCE, RESULTS]
+    declared = sorted(
+        [part.name, part.quantum, part.linear, part.times] for part in everything if isinstance(part, Step)
+    )
+    advice = None if run.advice is None else run.advice.model_dump(mode="json")
+    return hashlib.sha256(canonical_bytes([VERSION, PROTOCOL, declared, constants, advice])).hexdigest()[:32]
