@@ -108,23 +108,28 @@ class Schema(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
+        """Return a schema, or a draft of one, which has no means and scales yet."""
         try:
-            return cls.from_content(json.loads(text))
+            return cls._parse(json.loads(text))
         except json.JSONDecodeError as failure:
             raise RequestError(f"schema.json is not JSON: {failure}.") from failure
 
     @classmethod
     def from_content(cls, content: JsonObject) -> Schema:
-        """Return the schema of a file, which may be somebody else's: what no table can give is refused."""
+        """Return the schema of a run, which may be somebody else's: what no table can give is refused."""
+        schema = cls._parse(content)
+        schema._check_numbers()
+        return schema
+
+    @classmethod
+    def _parse(cls, content: JsonObject) -> Schema:
         try:
-            schema = cls.model_validate(content)
-            schema._check_numbers()
+            return cls.model_validate(content)
         except ValidationError as failure:
             first = failure.errors()[0]
             location = ".".join(map(str, first["loc"])) or "the file"
             message = str(first["msg"])[:200]
             raise RequestError(f"schema.json is not a schema of this version: {location:.200}: {message}.") from failure
-        return schema
 
     def _check_numbers(self) -> None:
         """Refuse numbers and levels that do not fit the columns."""
