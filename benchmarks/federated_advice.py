@@ -41,12 +41,30 @@ from mooring.data.schema_sums import agree_by_sums
 from mooring.engines.prepare import load_options, make_task, prepare
 from mooring.engines.request import request
 
-DESIGN = (
-    "heart parkinsons gapminder prison car_mileage math_districts train_choice rice_insurance hospital_stay catsup"
-).split()
-CLOSED = (
-    "driving macro vietnam_spending unemployment_benefits hiv_results medicare_stay patents_rd cracker galton solder"
-).split()
+DESIGN = [
+    "heart",
+    "parkinsons",
+    "gapminder",
+    "prison",
+    "car_mileage",
+    "math_districts",
+    "train_choice",
+    "rice_insurance",
+    "hospital_stay",
+    "catsup",
+]
+CLOSED = [
+    "driving",
+    "macro",
+    "vietnam_spending",
+    "unemployment_benefits",
+    "hiv_results",
+    "medicare_stay",
+    "patents_rd",
+    "cracker",
+    "galton",
+    "solder",
+]
 PARTS = {"design": DESIGN, "closed": CLOSED}
 EMBEDDED = {"heart": ("hospital", "disease", "binary"), "parkinsons": ("subject", "total_UPDRS", "regression")}
 WAYS = ("memory", "memory-linear", "sums", "sums-linear")
@@ -124,7 +142,9 @@ def advise_by_sums(frame: pd.DataFrame, roles: dict[str, str], way: str) -> dict
         "numbers": sum(size for _, size in record),
         "budget": dict(federation.budget._asdict()),
         "weights": [] if federation.weights is None else [[*map(str, c), w] for c, w in federation.weights.items()],
-        "candidate_losses": [] if federation.losses is None else [[*map(str, c), w] for c, w in federation.losses.items()],
+        "candidate_losses": []
+        if federation.losses is None
+        else [[*map(str, c), w] for c, w in federation.losses.items()],
     }
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from mooring.advice.federated.client import refuse_unsupported, schema_options
-from mooring.advice.federated.program import FederationResult, advise_program
+from mooring.advice.federated.program import FederationResult, advise_program, apply_columns, shape_of
 from mooring.advice.federated.results import federation_record
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError, WorkError
@@ -79,7 +79,9 @@ def observe(
     clients = without_rows(run, agreement.schema, names)
     task = make_task(run, clients)
     advice = run.advice or AdviceSection()
-    result, _ = yield from advise_program(task, None, advice.margin, advice.level)
+    shape = shape_of(task, clients.schema, advice.shape)
+    result, _ = yield from advise_program(shape, None, advice.margin, advice.level)
+    task, clients = apply_columns(task, clients, result)
     return task, clients, result, agreement.notes
 
 
@@ -197,6 +199,6 @@ def write_advice(
         write_json(directory.path / ADVICE_FILE, record)
         write_parquet(directory.path / CLIENTS_FILE, clients_table(declared))
         write_json(directory.path / PARTICIPATION_FILE, {"clients": list(clients.names), "dismissed": {}})
-        w = torch.from_numpy(result.federation.center.w).to(task.dtype)
+        w = torch.from_numpy(result.federation.w).to(task.dtype)
         directory.write_models(StoredModels(w, None, clients.names, *describe_task(job)))
     return FederatedAdvice(job, result, record, directory.path)
