@@ -62,8 +62,10 @@ VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the targe
 VARIANCE_STEPS, MIN_VARIANCE_STEPS = 4, 2
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
-LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0)  # rows' worth of mean curvature
+LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # rows' worth of mean curvature
 GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
+CURVE_RIDGES = (0.0, 1.0, 10.0)  # factors on the ridge of curves that their likelihood suggests
+START_CURVE_RIDGE, MAX_CURVE_RIDGE, CURVE_STEPS = 1e-2, 1e3, 30  # shares of the curvature
 MIN_RIDGE = 1e-9  # rows' worth of mean curvature per row: holds directions that no row sees
 MIN_WEIGHT = 0.01  # of a candidate in the average
 PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, before any row was left out
@@ -126,6 +128,7 @@ class ColumnSet(NamedTuple):
     name: str
     shape: Shape
     place: np.ndarray  # [D]: where its coefficients lie among those of all columns
+    curves: tuple[np.ndarray, ...] = ()  # the coefficients of each curve
 
 
 class Budget(NamedTuple):
@@ -217,13 +220,15 @@ def expanded_shape(shape: Shape, extra: int) -> Shape:
     return shape._replace(columns=shape.columns + extra)
 
 
-def column_sets(shape: Shape, extra: int) -> list[ColumnSet]:
-    """Return the table's columns as a set, and these with the spline columns where there are any."""
+def column_sets(shape: Shape, extra: int, bases: Sequence[int] = ()) -> list[ColumnSet]:
+    """Return the table's columns as a set, and these with the spline columns where there are any, of these columns."""
     k, large = shape.family.scores, expanded_shape(shape, extra)
     slopes, place = shape.features * k, np.arange(large.dim)
     linear = np.concatenate([place[:slopes], place[large.features * k :]])
     sets = [ColumnSet(LINEAR, shape, linear)]
-    return [*sets, ColumnSet(SPLINE, large, place)] if extra else sets
+    owner = np.repeat(np.array(bases), k)
+    curves = tuple(slopes + np.flatnonzero(owner == base) for base in dict.fromkeys(bases))
+    return [*sets, ColumnSet(SPLINE, large, place, curves)] if extra else sets
 
 
 def estimate_program(
@@ -242,7 +247,8 @@ def estimate_program(
     if shape.numeric and rows >= MIN_ROWS_FOR_CURVES * shape.family.scores:
         most = (others / ROWS_PER_COEFFICIENT - 1) / shape.family.scores - shape.columns
         columns = yield from columns_program(homes, shape.features, shape.numeric, most)
-    sets = column_sets(shape, 0 if columns is None else columns.extra)
+    bases = [] if columns is None else [column.bases[0] for column in columns.groups]
+    sets = column_sets(shape, len(bases), bases)
     budget: Budget = budget_of(m, [part.shape for part in sets])
     if columns is not None and not budget.candidates:  # nothing would choose between the sets
         columns, sets = None, sets[:1]
@@ -262,7 +268,8 @@ def _fit_set(
     """What all clients know of models on a set of columns, and the dispersions of a cohort's clients."""
     shape = columns.shape
     w, curvature = yield from _fit_global(shape, homes, rows, moments.on(columns))
-    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature)
+    curves = _curve_ridge(columns, w, curvature, moments.noise(rows), rows)
+    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
     noise, dispersions = yield from _estimate_noise(shape, homes, budget, loss)
     variances: dict[str, np.ndarray] = {}
     others = [_others(home, center, curvature) for home in homes]
@@ -316,22 +323,33 @@ class Moments(NamedTuple):
 
     gram: np.ndarray  # [p, p], of the columns
     targets: np.ndarray  # [p] with the target where it is a number, else [K]: how often there is which class
+    square: float  # of targets that are numbers
 
     def on(self, columns: ColumnSet) -> Moments:
         k = columns.shape.family.scores
         place = columns.place[::k] // k
         targets = self.targets[place] if columns.shape.family.has_noise else self.targets
-        return Moments(self.gram[np.ix_(place, place)], targets)
+        return self._replace(gram=self.gram[np.ix_(place, place)], targets=targets)
+
+    def noise(self, rows: int) -> float:
+        """The variance around the pooled model; 1 for other losses."""
+        if not self.square:
+            return 1.0
+        explained = self.targets @ np.linalg.lstsq(self.gram, self.targets, rcond=1e-10)[0]
+        return max(float(self.square - explained), 1e-12 * self.square) / max(rows - len(self.targets), 1)
 
 
 def _sum_moments(shape: Shape, homes: Sequence[HomeRows]) -> Program[Moments]:
     k, p = shape.family.scores, shape.columns
     size, is_linear = p * (p + 1) // 2, shape.family.has_noise
     plain = [home.jacobian[:, 0, ::k] for home in homes]  # the columns
-    targets = [x.T @ home.y if is_linear else _count_targets(home) for x, home in zip(plain, homes)]
+    targets = [
+        np.append(x.T @ home.y, home.y @ home.y) if is_linear else _count_targets(home) for x, home in zip(plain, homes)
+    ]
     parts = [np.concatenate([_triangle(x.T @ x), target]) for x, target in zip(plain, targets)]
-    total = yield Sum(MOMENTS, _stack(parts, size + (p if is_linear else k)))
-    return Moments(_square(total[:size], p), total[size:])
+    total = yield Sum(MOMENTS, _stack(parts, size + (p + 1 if is_linear else k)))
+    gram, targets = _square(total[:size], p), total[size:]
+    return Moments(gram, targets[:p], float(targets[p])) if is_linear else Moments(gram, targets, 0.0)
 
 
 def _fit_global(
@@ -409,17 +427,35 @@ def _update_curvature(curvature: np.ndarray, moved: np.ndarray, change: np.ndarr
 
 
 def _choose_ridge(
-    shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray
+    shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray, curves: np.ndarray
 ) -> Program[tuple[Center, float, np.ndarray]]:
-    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature."""
+    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature. `curves` [D] is a
+    ridge on spline columns, which comes with several factors."""
     centers, unit = [], _mean_curvature(curvature, rows)
     for factor in GLOBAL_RIDGES:
-        held = _held(curvature + np.diag(factor * unit * shape.slopes), rows)
-        centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
+        for curve_factor in CURVE_RIDGES if curves.any() else (0.0,):
+            held = _held(curvature + np.diag(factor * unit * shape.slopes + curve_factor * curves), rows)
+            centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
     parts = [np.array([_held_out_loss(home, center) for center, _ in centers]) for home in homes]
     total = (yield Sum(RIDGE, _stack(parts, len(centers)))) / rows
     best = int(total.argmin())
     return centers[best][0], float(total[best]), centers[best][1]
+
+
+def _curve_ridge(columns: ColumnSet, w: np.ndarray, curvature: np.ndarray, noise: float, rows: int) -> np.ndarray:
+    """[D]: the ridge on the coefficients of each curve that maximizes their likelihood, by Fellner and Schall's steps:
+    r <- noise (k - r tr V) / |w|^2 for k coefficients w with covariance noise V."""
+    ridge = np.zeros(len(w))
+    largest = MAX_CURVE_RIDGE * np.diag(curvature).max()
+    for place in columns.curves:
+        ridge[place] = START_CURVE_RIDGE * np.diag(curvature)[place].mean()
+    for _ in range(CURVE_STEPS if columns.curves else 0):
+        inverse = np.linalg.inv(_held(curvature + np.diag(ridge), rows))
+        fitted = inverse @ (curvature @ w)
+        for place in columns.curves:
+            free = max(len(place) - ridge[place[0]] * np.diag(inverse)[place].sum(), 1e-6)
+            ridge[place] = min(noise * free / max(float(fitted[place] @ fitted[place]), 1e-12), largest)
+    return ridge
 
 
 def _held_out_loss(home: HomeRows, center: Center) -> float:
@@ -536,7 +572,9 @@ def _fit_candidate(
 ) -> HomeFit:
     shape, value = fit.columns.shape, candidate.value
     if candidate.kind == LOCAL:
-        ridge = np.where(shape.slopes, value, min(value, LOCAL_RIDGES[0])) * _mean_curvature(fit.curvature, rows)
+        plain = np.setdiff1d(np.arange(shape.dim), np.concatenate([[], *fit.columns.curves]))  # whose ridge is small
+        unit = float(np.diag(fit.curvature)[plain].mean()) / rows
+        ridge = np.where(shape.slopes, value, min(value, LOCAL_RIDGES[0])) * unit
         return fit_local(home, ridge / dispersion, dispersion)
     variance = np.full(shape.dim, 1.0) if candidate.kind == GRID else fit.variances[candidate.kind]
     return fit_pulled(home, fit.center, value * variance, dispersion, moves)

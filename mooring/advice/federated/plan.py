@@ -87,13 +87,14 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
     out = [PlannedStep(steps.SIZES, 1 + steps.SIZE_CLASSES, 1)]
     if shape.numeric:
         out.append(PlannedStep(curves.HISTOGRAM, curves.BINS * len(shape.numeric), 1))
-    out.append(PlannedStep(steps.MOMENTS, p * (p + 1) // 2 + (p if is_linear else k), 1))
+    out.append(PlannedStep(steps.MOMENTS, p * (p + 1) // 2 + (p + 1 if is_linear else k), 1))
     if not is_linear:
         out += [
             PlannedStep(steps.GRADIENT, sum(1 + d for d in coefficients), steps.MAX_GRADIENTS),
             PlannedStep(steps.HESSIAN, sum(d * (d + 1) // 2 for d in coefficients), steps.MAX_HESSIANS),
         ]
-    out.append(PlannedStep(steps.RIDGE, sets * len(steps.GLOBAL_RIDGES), 1))
+    ridges = len(steps.GLOBAL_RIDGES) * (1 + (sets - 1) * len(steps.CURVE_RIDGES))
+    out.append(PlannedStep(steps.RIDGE, ridges, 1))
     if budget.spread and (is_linear or shape.family.is_dispersed):
         out.append(PlannedStep(steps.NOISE, sets * NOISE_NUMBERS, 1))
     if budget.spread:
@@ -110,7 +111,7 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
 
 def plan_digest(run: RunFile) -> str:
     """Return a digest of all that decides what is added up; the run file's own digest is signed beside it."""
-    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES]
+    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES, steps.CURVE_RIDGES]
     everything = [*vars(steps).values(), *vars(curves).values(), *vars(schema_sums).values(), *EVIDENCE, RESULTS]
     declared = sorted(
         [part.name, part.quantum, part.linear, part.times] for part in everything if isinstance(part, Step)
