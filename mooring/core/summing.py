@@ -78,6 +78,27 @@ def add(step: Step, values: Tensor) -> Generator[Sum, np.ndarray, Tensor]:
     return torch.from_numpy(total)
 
 
+def side_by_side(programs: Sequence[Program[T]], order: Sequence[Step]) -> Program[list[T]]:
+    """Run several programs of the same cohort as one, whose steps are in `order`: parts of the same step are joined to
+    one, and a program that has come further waits for the others."""
+    results: list[T | None] = [None] * len(programs)
+    parts: dict[int, Sum] = {}
+    for k, program in enumerate(programs):
+        parts[k] = next(program)
+    while parts:
+        step = min((part.step for part in parts.values()), key=order.index)
+        joined = {k: np.atleast_2d(part.values) for k, part in parts.items() if part.step == step}
+        total = yield Sum(step, np.concatenate(list(joined.values()), 1))
+        ends = np.cumsum([part.shape[1] for part in joined.values()])[:-1]
+        for k, values in zip(joined, np.split(total, ends)):
+            try:
+                parts[k] = programs[k].send(values)
+            except StopIteration as end:
+                results[k] = end.value
+                del parts[k]
+    return results  # type: ignore[return-value]
+
+
 def run_together(programs: Sequence[Program[T]], record: list[tuple[str, int]] | None = None) -> list[T]:
     """Run the programs of all clients in one process; `record` gets the name and the size of every step."""
     results: list[T | None] = [None] * len(programs)

@@ -66,7 +66,7 @@ from mooring.data.schema_server import (
     measure_distances,
     plan_features,
 )
-from mooring.data.tables import quote_list
+from mooring.data.tables import Note, quote_list
 from mooring.data.target import (
     MAX_CODE,
     MAX_NAMED_CLASSES,
@@ -219,7 +219,7 @@ def agree_by_sums(
     rows, rare = training[options.target]["rows"], max(options.min_category_rows, MIN_LEVEL_ROWS)
     if not rows:
         raise RequestError(f"{options.title}: no client has a training row.")
-    plan = plan.model_copy(update={"limits": limits, "notes": (*plan.notes, *describe_limits(limits))})
+    plan = plan.model_copy(update={"limits": limits, "notes": (*plan.notes, *map(Note, describe_limits(limits)))})
     own_notes = describe_own_outliers(outliers, rules, limits) + ([] if reading is None else reading.notes)
     reading = None if reading is None else clip_reading(reading, plan.target, limits)
 
@@ -295,7 +295,7 @@ def plan_by_sums(
         columns=plan_features(kinds, dropped),
         asked=options.keeps_useless,
         dropped=dropped,
-        notes=(*answer.notes, *describe_mixed_columns(counts, kinds, dropped)),
+        notes=tuple(map(Note, (*answer.notes, *describe_mixed_columns(counts, kinds, dropped)))),
     )
     return PlanOfSums(plan, rules, extents, doubtful)
 

@@ -182,10 +182,16 @@ class ShapedColumns:
 
 
 def choose_splines(
-    counts: np.ndarray, numeric: Sequence[int] | None = None, max_knots: int = max(KNOT_LEVELS)
+    counts: np.ndarray,
+    numeric: Sequence[int] | None = None,
+    max_knots: int = max(KNOT_LEVELS),
+    values: np.ndarray | None = None,
 ) -> tuple[tuple[int, tuple[float, ...]], ...]:
-    """Columns with their knots, from the counts of all clients [f, BINS]; only columns of `numeric`, if it is given."""
-    values, distinct = bin_values(), (counts > 0).sum(1)
+    """Columns with their knots, from the counts of all clients [f, bins]; only columns of `numeric`, if it is given.
+
+    `values` are the bins' middles, by default those of `bin_values`.
+    """
+    values, distinct = bin_values() if values is None else values, (counts > 0).sum(1)
     columns = [
         i for i in (range(len(counts)) if numeric is None else numeric) if choose_knot_count(math.inf, distinct[i])
     ]

@@ -158,6 +158,7 @@ def join(path, folder):
     from mooring.advice.remote.client_node import AdviceClientNode
     from mooring.engines.flower.client_node import ClientNode
     from mooring.engines.flower.messages import Payload
+
     from mooring.engines.request import read_federation_request
 
     run = read_federation_request(path)

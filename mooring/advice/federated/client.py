@@ -26,7 +26,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS
 from mooring.advice.federated.estimate import SIZES
 from mooring.advice.federated.plan import plan_digest
-from mooring.advice.federated.program import ClientResult, FederationResult, advise_program, home_rows
+from mooring.advice.federated.program import (
+    ClientResult,
+    FederationResult,
+    advise_program,
+    apply_columns,
+    home_rows,
+    shape_of,
+)
 from mooring.advice.federated.results import client_row, federation_record, pick_model
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.summing import Program, Step, Sum, to_integers, to_values
@@ -57,6 +64,7 @@ from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_F
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceSection
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
+from mooring.shapes.columns import BOOSTED
 
 SUMS_FOLDER, KEY_FILE, COHORT_FILE, DECLARED_FILE = "sums", "key.json", "cohort.json", "declared.json"
 COHORTS_FILE = (
@@ -100,6 +108,11 @@ def refuse_unsupported(run: RunFile) -> None:
         raise RequestError(
             "time_column does not apply across machines: models of earlier rows would need sums over these, and their "
             "difference from the sums over all rows shows the later ones."
+        )
+    if run.advice is not None and run.advice.shape == BOOSTED:
+        raise RequestError(
+            "--shape boosted does not apply across machines: sums for trees would show single rows; use auto, which tries "
+            "splines, or linear."
         )
     if run.task.model is not None or run.task.name == "module":
         raise RequestError("recommendations across machines are for linear, logistic and Poisson tasks, not networks.")
@@ -181,9 +194,8 @@ class AdviceClientNode(ClientNode):
         for stale in self.of_schema:
             self.__dict__.pop(stale, None)
         advice = self.run.advice or AdviceSection()
-        result, own = yield from advise_program(
-            self.task, home_rows(self.task, self.clients), advice.margin, advice.level
-        )
+        shape = shape_of(self.task, self.clients.schema, advice.shape)
+        result, own = yield from advise_program(shape, home_rows(self.task, self.clients), advice.margin, advice.level)
         assert own is not None
         return result, own
 
@@ -387,7 +399,7 @@ def write_result(node: AdviceClientNode) -> None:
     """Write the client's recommendation and its models as a run directory, and what its operator reads."""
     assert node.running is not None and node.running.result is not None
     result, own = node.running.result
-    clients, task = node.clients, node.task
+    task, clients = apply_columns(node.task, node.clients, result)
     record = federation_record(task, clients, result, node.run.advice or AdviceSection())
     row = client_row(task, clients, result, own)
     sentence = f"Use {MODEL_SENTENCES[str(row['recommended'])]}."
@@ -397,14 +409,14 @@ def write_result(node: AdviceClientNode) -> None:
     )
     files = {
         RUN_FILE: run_bytes(run),
-        SCHEMA_FILE: json_bytes(node.schema.model_dump(mode="json")),
+        SCHEMA_FILE: json_bytes(clients.schema.model_dump(mode="json")),  # type: ignore[union-attr]
         CLIENTS_FILE: parquet_bytes(clients_table([{name: row[name] for name in CLIENTS_SCHEMA.names if name in row}])),
         ADVICE_FILE: json_bytes(record),
     }
     path = node.folder / RESULT_DIR
     shutil.rmtree(path, ignore_errors=True)
     about, layout = describe_task(Job(run, clients, task))
-    w = torch.from_numpy(result.federation.center.w).to(task.dtype)
+    w = torch.from_numpy(result.federation.w).to(task.dtype)
     v = torch.from_numpy(pick_model(own)).to(task.dtype)[None]
     create_run(path, files).write_models(StoredModels(w, v, (node.name,), about, layout))
     losses = {name: float(f"{row[name]:.2g}") for name in MODEL_KINDS}

@@ -33,6 +33,7 @@ import torch
 
 from mooring.advice.evaluation.loss_sums import LossSums, zero_sums
 from mooring.advice.evaluation.setting_choice import log_likelihood_deficits
+from mooring.advice.federated.curves import columns_program, expand
 from mooring.advice.federated.score_models import (
     Center,
     Family,
@@ -45,13 +46,15 @@ from mooring.advice.federated.score_models import (
     solve,
 )
 from mooring.core.errors import RequestError
-from mooring.core.summing import Program, Step, Sum
+from mooring.core.summing import Program, Step, Sum, side_by_side
 from mooring.estimates.random_effects import variance_log_sums, variance_prior
+from mooring.shapes.columns import LINEAR, SPLINE, ShapedColumns
 
 MIN_CLIENTS = 3
 ROWS_PER_COEFFICIENT = 3  # of a matrix: so many rows, without the two largest clients, times its order and one
 MAX_SHARE = 0.5  # of the rows that one client may have
 SIZE_CLASSES = 24  # powers of two
+MIN_ROWS_FOR_CURVES = 50  # per linear score
 MAX_GRADIENTS, MAX_HESSIANS, GRADIENTS_BEFORE_HESSIAN = 12, 2, 3
 STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the global model
 BACKTRACK = 0.3
@@ -59,8 +62,10 @@ VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the targe
 VARIANCE_STEPS, MIN_VARIANCE_STEPS = 4, 2
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
-LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0)  # rows' worth of mean curvature
+LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # rows' worth of mean curvature
 GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
+CURVE_RIDGES = (0.0, 1.0, 10.0)  # factors on the ridge of curves that their likelihood suggests
+START_CURVE_RIDGE, MAX_CURVE_RIDGE, CURVE_STEPS = 1e-2, 1e3, 30  # shares of the curvature
 MIN_RIDGE = 1e-9  # rows' worth of mean curvature per row: holds directions that no row sees
 MIN_WEIGHT = 0.01  # of a candidate in the average
 PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, before any row was left out
@@ -79,7 +84,15 @@ VARIANCE = Step("variance", "between-client variance of each coefficient", 1e-4,
 CANDIDATES = Step("candidates", "losses of models between global and local, each row left out", LOSSES, linear=False)
 DIFFERENCES = Step("differences", "squared differences of these losses from the best ones", LOSSES, linear=False)
 
-Candidate = tuple[str, float]  # kind and factor, or kind and ridge
+STEPS_OF_A_SET = (GRADIENT, HESSIAN, RIDGE, NOISE, SPREAD, VARIANCE)  # in order
+
+
+class Candidate(NamedTuple):
+    """How a client's model is fitted."""
+
+    kind: str
+    value: float  # factor on the variances, or ridge
+    columns: str = LINEAR  # the set of columns
 
 
 class Shape(NamedTuple):
@@ -89,6 +102,12 @@ class Shape(NamedTuple):
     columns: int  # p, the intercept included
     intercept: bool
     ridge: float  # of the task, per row
+    numeric: tuple[int, ...] = ()  # columns that may have curves
+
+    @property
+    def features(self) -> int:
+        """How many columns are no intercept."""
+        return self.columns - self.intercept
 
     @property
     def dim(self) -> int:
@@ -103,6 +122,15 @@ class Shape(NamedTuple):
         return out
 
 
+class ColumnSet(NamedTuple):
+    """A set of columns that models may use."""
+
+    name: str
+    shape: Shape
+    place: np.ndarray  # [D]: where its coefficients lie among those of all columns
+    curves: tuple[np.ndarray, ...] = ()  # the coefficients of each curve
+
+
 class Budget(NamedTuple):
     """Which counted steps a federation affords."""
 
@@ -113,16 +141,27 @@ class Budget(NamedTuple):
     variance_steps: int
 
 
+class SetFit(NamedTuple):
+    """What all clients know of models on a set of columns."""
+
+    columns: ColumnSet
+    center: Center
+    curvature: np.ndarray  # [D, D], of all rows' losses, ridge included
+    loss: float  # of the global model: mean over all rows, each left out
+    noise: float  # typical dispersion
+    variances: dict[str, np.ndarray]  # by kind: [D]
+
+
 class Federation(NamedTuple):
     """What all clients know of their federation."""
 
     clients: int
     rows: int
-    center: Center
-    curvature: np.ndarray  # [D, D], of all rows' losses, ridge included
+    columns: ShapedColumns | None  # that models have besides those of the table
+    extra: int  # how many such columns were tried
+    w: np.ndarray  # [D], the global model
     global_loss: float  # mean over all rows, each left out
-    noise: float  # typical dispersion
-    variances: dict[str, np.ndarray]  # by kind: [D]
+    fits: dict[str, SetFit]  # by set of columns
     weights: dict[Candidate, float] | None  # None where each client weighs its own
     losses: dict[Candidate, float] | None  # mean losses of the candidates
     budget: Budget
@@ -138,8 +177,9 @@ class ClientModels(NamedTuple):
     weights: dict[Candidate, float]
 
 
-def check_rows(total: np.ndarray, coefficients: int) -> None:
-    """Refuse federations whose sums would show single rows: too few rows without the two largest clients."""
+def check_rows(total: np.ndarray, coefficients: int) -> float:
+    """Return how many rows there are at least without the two largest clients; refuse federations whose sums would show
+    single rows, because these are too few."""
     rows, classes = total[0], np.rint(total[1:]).astype(int)
     sizes = np.repeat(2.0 ** np.arange(SIZE_CLASSES), classes)[::-1]  # a client of a class has at least so many
     if len(sizes) < MIN_CLIENTS:
@@ -153,6 +193,7 @@ def check_rows(total: np.ndarray, coefficients: int) -> None:
             f"rows are needed, and there may be only {others:.0f}. Leave columns out with `drop`, or wait for more "
             "clients."
         )
+    return float(others)
 
 
 def size_numbers(rows: int) -> np.ndarray:
@@ -163,34 +204,75 @@ def size_numbers(rows: int) -> np.ndarray:
     return out
 
 
-def candidates_of(budget: Budget) -> list[Candidate]:
-    """Return the models between global and local that each client tries, and its local ones."""
+def candidates_of(budget: Budget, columns: Sequence[str] = (LINEAR,)) -> list[Candidate]:
+    """Return the models between global and local that each client tries, and its local ones, on sets of columns."""
     if not budget.spread:
         pulled = [(GRID, float(t)) for t in VARIANCES]
     else:
         kinds = [SCALAR, *([INTERCEPT] * budget.intercept), *([DIAGONAL] * (budget.variance_steps > 0))]
         pulled = [(kind, factor) for kind in kinds for factor in FACTORS]
-    return [*pulled, *((LOCAL, ridge) for ridge in LOCAL_RIDGES)]
+    each = [*pulled, *((LOCAL, ridge) for ridge in LOCAL_RIDGES)]
+    return [Candidate(kind, value, name) for name in columns for kind, value in each]
+
+
+def expanded_shape(shape: Shape, extra: int) -> Shape:
+    """Return the shape with so many spline columns."""
+    return shape._replace(columns=shape.columns + extra)
+
+
+def column_sets(shape: Shape, extra: int, bases: Sequence[int] = ()) -> list[ColumnSet]:
+    """Return the table's columns as a set, and these with the spline columns where there are any, of these columns."""
+    k, large = shape.family.scores, expanded_shape(shape, extra)
+    slopes, place = shape.features * k, np.arange(large.dim)
+    linear = np.concatenate([place[:slopes], place[large.features * k :]])
+    sets = [ColumnSet(LINEAR, shape, linear)]
+    owner = np.repeat(np.array(bases), k)
+    curves = tuple(slopes + np.flatnonzero(owner == base) for base in dict.fromkeys(bases))
+    return [*sets, ColumnSet(SPLINE, large, place, curves)] if extra else sets
 
 
 def estimate_program(
-    shape: Shape, homes: Sequence[HomeRows], budget_of: Callable[[int, Shape], Budget]
+    shape: Shape, homes: Sequence[HomeRows], budget_of: Callable[[int, Sequence[Shape]], Budget]
 ) -> Program[tuple[Federation, list[ClientModels]]]:
     """Estimate the federation's numbers and the models of a cohort's clients; an observer has no client.
 
-    `budget_of(clients, coefficients)` decides which steps are affordable.
+    `budget_of(clients, shapes of the sets of columns)` decides which steps are affordable.
     """
     total = yield Sum(SIZES, _stack([size_numbers(len(home.y)) for home in homes], 1 + SIZE_CLASSES))
-    check_rows(total, shape.dim)
+    others = check_rows(total, shape.dim)
     rows, m = int(total[0]), round(float(total[1:].sum()))
     if any(len(home.y) > MAX_SHARE * rows for home in homes):
         raise RequestError("this client has more than half of all rows, so that sums would nearly be its own.")
-    budget: Budget = budget_of(m, shape)
-    w, curvature = yield from _fit_global(shape, homes, rows)
-    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature)
+    columns = None
+    if shape.numeric and rows >= MIN_ROWS_FOR_CURVES * shape.family.scores:
+        most = (others / ROWS_PER_COEFFICIENT - 1) / shape.family.scores - shape.columns
+        columns = yield from columns_program(homes, shape.features, shape.numeric, most)
+    bases = [] if columns is None else [column.bases[0] for column in columns.groups]
+    sets = column_sets(shape, len(bases), bases)
+    budget: Budget = budget_of(m, [part.shape for part in sets])
+    if columns is not None and not budget.candidates:  # nothing would choose between the sets
+        columns, sets = None, sets[:1]
+        budget = budget_of(m, [shape])
+    if columns is not None:
+        homes = [expand(home, columns) for home in homes]
+    moments = yield from _sum_moments(sets[-1].shape, homes)
+    parts = [[home.select(part.place) for home in homes] for part in sets]
+    programs = [_fit_set(part, own, budget, moments, m, rows) for part, own in zip(sets, parts)]
+    fits = yield from side_by_side(programs, STEPS_OF_A_SET)
+    return (yield from _weigh_candidates(fits, parts, columns, budget, m, rows))
+
+
+def _fit_set(
+    columns: ColumnSet, homes: Sequence[HomeRows], budget: Budget, moments: Moments, m: int, rows: int
+) -> Program[tuple[SetFit, list[float]]]:
+    """What all clients know of models on a set of columns, and the dispersions of a cohort's clients."""
+    shape = columns.shape
+    w, curvature = yield from _fit_global(shape, homes, rows, moments.on(columns))
+    curves = _curve_ridge(columns, w, curvature, moments.noise(rows), rows)
+    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
     noise, dispersions = yield from _estimate_noise(shape, homes, budget, loss)
     variances: dict[str, np.ndarray] = {}
-    others = [_others(shape, home, center, curvature) for home in homes]
+    others = [_others(home, center, curvature) for home in homes]
     scale = m / (m - 1)
     if budget.spread:
         grids = [np.ones(shape.dim)] + ([(~shape.slopes).astype(float)] if budget.intercept else [])
@@ -213,8 +295,7 @@ def estimate_program(
             ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
             t = np.maximum(t * np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE), MIN_VARIANCE)
         variances[DIAGONAL] = t
-    federation = Federation(m, rows, center, curvature, loss, noise, variances, None, None, budget)
-    return (yield from _weigh_candidates(shape, homes, dispersions, federation))
+    return SetFit(columns, center, curvature, loss, noise, variances), dispersions
 
 
 def _stack(parts: Sequence[np.ndarray], width: int) -> np.ndarray:
@@ -237,27 +318,56 @@ def _mean_curvature(curvature: np.ndarray, rows: int) -> float:
     return float(np.trace(curvature)) / (len(curvature) * rows)
 
 
-def _fit_global(shape: Shape, homes: Sequence[HomeRows], rows: int) -> Program[tuple[np.ndarray, np.ndarray]]:
-    """The model that minimizes all rows' losses with the task's ridge, and the curvature there."""
-    k, p, d = shape.family.scores, shape.columns, shape.dim
-    size = p * (p + 1) // 2
+class Moments(NamedTuple):
+    """Second moments over all rows."""
+
+    gram: np.ndarray  # [p, p], of the columns
+    targets: np.ndarray  # [p] with the target where it is a number, else [K]: how often there is which class
+    square: float  # of targets that are numbers
+
+    def on(self, columns: ColumnSet) -> Moments:
+        k = columns.shape.family.scores
+        place = columns.place[::k] // k
+        targets = self.targets[place] if columns.shape.family.has_noise else self.targets
+        return self._replace(gram=self.gram[np.ix_(place, place)], targets=targets)
+
+    def noise(self, rows: int) -> float:
+        """The variance around the pooled model; 1 for other losses."""
+        if not self.square:
+            return 1.0
+        explained = self.targets @ np.linalg.lstsq(self.gram, self.targets, rcond=1e-10)[0]
+        return max(float(self.square - explained), 1e-12 * self.square) / max(rows - len(self.targets), 1)
+
+
+def _sum_moments(shape: Shape, homes: Sequence[HomeRows]) -> Program[Moments]:
+    k, p = shape.family.scores, shape.columns
+    size, is_linear = p * (p + 1) // 2, shape.family.has_noise
     plain = [home.jacobian[:, 0, ::k] for home in homes]  # the columns
+    targets = [
+        np.append(x.T @ home.y, home.y @ home.y) if is_linear else _count_targets(home) for x, home in zip(plain, homes)
+    ]
+    parts = [np.concatenate([_triangle(x.T @ x), target]) for x, target in zip(plain, targets)]
+    total = yield Sum(MOMENTS, _stack(parts, size + (p + 1 if is_linear else k)))
+    gram, targets = _square(total[:size], p), total[size:]
+    return Moments(gram, targets[:p], float(targets[p])) if is_linear else Moments(gram, targets, 0.0)
+
+
+def _fit_global(
+    shape: Shape, homes: Sequence[HomeRows], rows: int, moments: Moments
+) -> Program[tuple[np.ndarray, np.ndarray]]:
+    """The model that minimizes all rows' losses with the task's ridge, and the curvature there."""
+    k, d = shape.family.scores, shape.dim
     if shape.family.has_noise:
-        parts = [np.concatenate([_triangle(x.T @ x), x.T @ home.y]) for x, home in zip(plain, homes)]
-        total = yield Sum(MOMENTS, _stack(parts, size + p))
-        curvature = _square(total[:size], p) + shape.ridge * rows * np.eye(p)
-        return solve(_held(curvature, rows), total[size:]), curvature
-    counts = [_count_targets(home) for home in homes]
-    parts = [np.concatenate([_triangle(x.T @ x), count]) for x, count in zip(plain, counts)]
-    total = yield Sum(MOMENTS, _stack(parts, size + k))
+        curvature = moments.gram + shape.ridge * rows * np.eye(d)
+        return solve(_held(curvature, rows), moments.targets), curvature
     w = np.zeros(d)
-    mean = np.clip(total[size:] / rows, 1e-3, None)
+    mean = np.clip(moments.targets / rows, 1e-3, None)
     bound = shape.family.bound
     if shape.intercept:
         is_share = bound is not None and k == 1
         w[-k:] = np.log(mean) - (np.log(np.clip(1 - mean, 1e-3, None)) if is_share else 0.0)
     bend = float(mean[0]) if bound is None else bound
-    curvature = np.kron(_square(total[:size], p), bend * np.eye(k)) + shape.ridge * rows * np.eye(d)
+    curvature = np.kron(moments.gram, bend * np.eye(k)) + shape.ridge * rows * np.eye(d)
     return (yield from _iterate_global(shape, homes, rows, w, curvature))
 
 
@@ -317,17 +427,35 @@ def _update_curvature(curvature: np.ndarray, moved: np.ndarray, change: np.ndarr
 
 
 def _choose_ridge(
-    shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray
+    shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray, curves: np.ndarray
 ) -> Program[tuple[Center, float, np.ndarray]]:
-    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature."""
+    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature. `curves` [D] is a
+    ridge on spline columns, which comes with several factors."""
     centers, unit = [], _mean_curvature(curvature, rows)
     for factor in GLOBAL_RIDGES:
-        held = _held(curvature + np.diag(factor * unit * shape.slopes), rows)
-        centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
+        for curve_factor in CURVE_RIDGES if curves.any() else (0.0,):
+            held = _held(curvature + np.diag(factor * unit * shape.slopes + curve_factor * curves), rows)
+            centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
     parts = [np.array([_held_out_loss(home, center) for center, _ in centers]) for home in homes]
     total = (yield Sum(RIDGE, _stack(parts, len(centers)))) / rows
     best = int(total.argmin())
     return centers[best][0], float(total[best]), centers[best][1]
+
+
+def _curve_ridge(columns: ColumnSet, w: np.ndarray, curvature: np.ndarray, noise: float, rows: int) -> np.ndarray:
+    """[D]: the ridge on the coefficients of each curve that maximizes their likelihood, by Fellner and Schall's steps:
+    r <- noise (k - r tr V) / |w|^2 for k coefficients w with covariance noise V."""
+    ridge = np.zeros(len(w))
+    largest = MAX_CURVE_RIDGE * np.diag(curvature).max()
+    for place in columns.curves:
+        ridge[place] = START_CURVE_RIDGE * np.diag(curvature)[place].mean()
+    for _ in range(CURVE_STEPS if columns.curves else 0):
+        inverse = np.linalg.inv(_held(curvature + np.diag(ridge), rows))
+        fitted = inverse @ (curvature @ w)
+        for place in columns.curves:
+            free = max(len(place) - ridge[place[0]] * np.diag(inverse)[place].sum(), 1e-6)
+            ridge[place] = min(noise * free / max(float(fitted[place] @ fitted[place]), 1e-12), largest)
+    return ridge
 
 
 def _held_out_loss(home: HomeRows, center: Center) -> float:
@@ -391,7 +519,7 @@ class _Others(NamedTuple):
     inverse: np.ndarray
 
 
-def _others(shape: Shape, home: HomeRows, center: Center, curvature: np.ndarray) -> _Others:
+def _others(home: HomeRows, center: Center, curvature: np.ndarray) -> _Others:
     z = home.scores(center.w)
     remaining = curvature - home.gram(home.family.bend(z, home.y))
     values, vectors = np.linalg.eigh(remaining)
@@ -440,45 +568,56 @@ def _best_variance(likelihoods: np.ndarray) -> float:
 
 
 def _fit_candidate(
-    shape: Shape, home: HomeRows, federation: Federation, candidate: Candidate, dispersion: float, moves: np.ndarray
+    fit: SetFit, rows: int, home: HomeRows, candidate: Candidate, dispersion: float, moves: np.ndarray
 ) -> HomeFit:
-    kind, value = candidate
-    if kind == LOCAL:
-        unit = _mean_curvature(federation.curvature, federation.rows)
+    shape, value = fit.columns.shape, candidate.value
+    if candidate.kind == LOCAL:
+        plain = np.setdiff1d(np.arange(shape.dim), np.concatenate([[], *fit.columns.curves]))  # whose ridge is small
+        unit = float(np.diag(fit.curvature)[plain].mean()) / rows
         ridge = np.where(shape.slopes, value, min(value, LOCAL_RIDGES[0])) * unit
         return fit_local(home, ridge / dispersion, dispersion)
-    if kind == GRID:
-        return fit_pulled(home, federation.center, np.full(shape.dim, value), dispersion, moves)
-    return fit_pulled(home, federation.center, value * federation.variances[kind], dispersion, moves)
+    variance = np.full(shape.dim, 1.0) if candidate.kind == GRID else fit.variances[candidate.kind]
+    return fit_pulled(home, fit.center, value * variance, dispersion, moves)
 
 
 def _weigh_candidates(
-    shape: Shape, homes: Sequence[HomeRows], dispersions: list[float], federation: Federation
+    fits: list[tuple[SetFit, list[float]]],
+    parts: list[list[HomeRows]],
+    columns: ShapedColumns | None,
+    budget: Budget,
+    m: int,
+    rows: int,
 ) -> Program[tuple[Federation, list[ClientModels]]]:
     """All candidates of every client, and their weights: by all clients' losses, or by its own ones."""
-    candidates, rows = candidates_of(federation.budget), federation.rows
-    moves = [center_moves(home, federation.center) for home in homes]
-    fits = [
-        {c: _fit_candidate(shape, home, federation, c, phi, move) for c in candidates}
-        for home, phi, move in zip(homes, dispersions, moves)
-    ]
-    losses = [
-        np.stack([home.family.risk(fit.without, home.y) for fit in own.values()]) for home, own in zip(homes, fits)
-    ]
-    heat = 2 * federation.global_loss if shape.family.has_noise else 2 * federation.noise
-    heat = heat if shape.family.has_noise or shape.family.is_dispersed else 1.0
-    local_places = [k for k, c in enumerate(candidates) if c[0] == LOCAL]
-    if federation.budget.candidates:
+    sets = {fit.columns.name: fit for fit, _ in fits}
+    candidates, best_set = candidates_of(budget, list(sets)), min(sets.values(), key=lambda fit: fit.loss)
+    family, dim = best_set.columns.shape.family, fits[-1][0].columns.shape.dim
+    count = len(parts[0])
+    own: list[dict[Candidate, HomeFit]] = [{} for _ in range(count)]
+    global_: list[HomeFit] = []
+    for (fit, dispersions), homes in zip(fits, parts):
+        for i, (home, phi) in enumerate(zip(homes, dispersions)):
+            moves = center_moves(home, fit.center)
+            for c in candidates:
+                if c.columns == fit.columns.name:
+                    own[i][c] = _embed(_fit_candidate(fit, rows, home, c, phi, moves), fit.columns, dim)
+            if fit is best_set:
+                global_.append(_embed(global_fit(home, fit.center, moves), fit.columns, dim))
+    losses = [np.stack([family.risk(fit.without, home.y) for fit in one.values()]) for home, one in zip(parts[0], own)]
+    heat = 2 * (best_set.loss if family.has_noise else best_set.noise)
+    heat = heat if family.has_noise or family.is_dispersed else 1.0
+    local_places = [k for k, c in enumerate(candidates) if c.kind == LOCAL]
+    named, means = None, None
+    if budget.candidates:
         total = yield Sum(CANDIDATES, _stack([loss.sum(1) for loss in losses], len(candidates)))
         best = int(total.argmin())
-        if shape.family.has_noise:
+        if family.has_noise:
             heat = 2 * total[best] / rows
         square = yield Sum(DIFFERENCES, _stack([((loss - loss[best]) ** 2).sum(1) for loss in losses], len(candidates)))
         weights = _posterior_weights(candidates, total - total[best], square, rows, heat)
         means = dict(zip(candidates, (total / rows).tolist()))
-        federation = federation._replace(weights=dict(zip(candidates, weights.tolist())), losses=means)
-        local = min(local_places, key=lambda k: float(total[k]))
-        chosen = [(weights, local)] * len(homes)
+        named = dict(zip(candidates, weights.tolist()))
+        chosen = [(weights, min(local_places, key=lambda k: float(total[k])))] * count
     else:
         chosen = []
         for loss in losses:
@@ -488,20 +627,32 @@ def _weigh_candidates(
             weights = _posterior_weights(candidates, total - total[best], square, loss.shape[1], heat)
             chosen.append((weights, min(local_places, key=lambda k: float(total[k]))))
     models = []
-    for home, own, phi, move, (weights, local) in zip(homes, fits, dispersions, moves, chosen):
-        values = list(own.values())
-        parts = [sum(w * getattr(fit, name) for w, fit in zip(weights, values) if w > 0) for name in HomeFit._fields]
-        personal = HomeFit(*parts)  # type: ignore[arg-type]
-        named = {c: float(w) for c, w in zip(candidates, weights) if w > 0}
-        models.append(ClientModels(values[local], global_fit(home, federation.center, move), personal, phi, named))
+    for i, (weights, local) in enumerate(chosen):
+        values = list(own[i].values())
+        mixed = [sum(w * getattr(fit, name) for w, fit in zip(weights, values) if w > 0) for name in HomeFit._fields]
+        personal = HomeFit(*mixed)  # type: ignore[arg-type]
+        used = {c: float(w) for c, w in zip(candidates, weights) if w > 0}
+        dispersion = fits[0][1][i]
+        models.append(ClientModels(values[local], global_[i], personal, dispersion, used))
+    w = np.zeros(dim)
+    w[best_set.columns.place] = best_set.center.w
+    extra = 0 if columns is None else columns.extra
+    federation = Federation(m, rows, columns, extra, w, best_set.loss, sets, named, means, budget)
     return federation, models
+
+
+def _embed(fit: HomeFit, columns: ColumnSet, dim: int) -> HomeFit:
+    """The fit as one on all columns."""
+    v = np.zeros(dim)
+    v[columns.place] = fit.v
+    return fit._replace(v=v)
 
 
 def _posterior_weights(
     candidates: list[Candidate], total: np.ndarray, square: np.ndarray, rows: int, heat: float
 ) -> np.ndarray:
     """[candidates]: by their belief before rows were left out, and by what these add."""
-    proposed = np.array([kind not in (LOCAL, GRID) and value == 1.0 for kind, value in candidates])
+    proposed = np.array([c.kind not in (LOCAL, GRID) and c.value == 1.0 for c in candidates])
     share = PROPOSED_SHARE if proposed.any() else 0.0
     belief = np.where(proposed, share / max(proposed.sum(), 1), (1 - share) / max((~proposed).sum(), 1))
     deficit = log_likelihood_deficits(torch.from_numpy(total), torch.from_numpy(square), rows, heat).numpy()

@@ -8,8 +8,10 @@ is part of what clients sign, so that all of them have the same.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from mooring.advice.federated import curves
 from mooring.advice.federated import estimate as steps
 from mooring.advice.federated.estimate import Budget, Shape, candidates_of
 from mooring.advice.inference import improvements, recommendation
@@ -39,7 +41,7 @@ class PlannedStep(NamedTuple):
     """A step of a plan."""
 
     step: Step
-    numbers: int  # of each occurrence
+    numbers: int  # of each occurrence, at most: models on one set of columns may need more gradients than on another
     times: int  # at most
 
     @property
@@ -53,9 +55,10 @@ def nonlinear_budget(clients: int, coefficients: int) -> int:
     return max(clients - 1, 0) * (coefficients + 1) * (coefficients + 2) // 8
 
 
-def plan_budget(clients: int, shape: Shape) -> Budget:
-    """Return what a federation of so many clients and coefficients affords, in the order of `estimate.py`."""
-    left = nonlinear_budget(clients, shape.dim) - RESULT_NUMBERS
+def plan_budget(clients: int, shapes: Sequence[Shape]) -> Budget:
+    """Return what a federation of so many clients affords, in the order of `estimate.py`, with models on these sets of
+    columns, of which the last has all."""
+    left, sets = nonlinear_budget(clients, shapes[-1].dim) - RESULT_NUMBERS, len(shapes)
 
     def afford(numbers: int) -> bool:
         nonlocal left
@@ -64,40 +67,42 @@ def plan_budget(clients: int, shape: Shape) -> Budget:
         left -= numbers
         return True
 
-    spread = afford(NOISE_NUMBERS + len(steps.VARIANCES))
-    intercept = spread and shape.intercept and afford(len(steps.VARIANCES))
+    spread = afford(sets * (NOISE_NUMBERS + len(steps.VARIANCES)))
+    intercept = spread and shapes[0].intercept and afford(sets * len(steps.VARIANCES))
     evidence = spread and afford(EVIDENCE_NUMBERS)
     budget = Budget(spread, intercept, evidence, False, steps.VARIANCE_STEPS)
-    candidates = spread and afford(2 * len(candidates_of(budget)))
-    count = 0
-    while spread and count < steps.VARIANCE_STEPS and afford(2 * shape.dim):
+    candidates = spread and afford(2 * sets * len(candidates_of(budget)))
+    count, coefficients = 0, sum(shape.dim for shape in shapes)
+    while spread and count < steps.VARIANCE_STEPS and afford(2 * coefficients):
         count += 1
     return budget._replace(candidates=candidates, variance_steps=count if count >= steps.MIN_VARIANCE_STEPS else 0)
 
 
-def list_steps(clients: int, shape: Shape) -> list[PlannedStep]:
-    """Return the steps after the agreement on a schema."""
-    budget, d, k, p = plan_budget(clients, shape), shape.dim, shape.family.scores, shape.columns
-    triangle = d * (d + 1) // 2
+def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
+    """Return the steps after the agreement on a schema, where so many spline columns are tried."""
+    shapes = [part.shape for part in steps.column_sets(shape, extra)]
+    budget, k, p, sets = plan_budget(clients, shapes), shape.family.scores, shapes[-1].columns, len(shapes)
+    coefficients = [part.dim for part in shapes]
     is_linear = shape.family.has_noise
-    out = [
-        PlannedStep(steps.SIZES, 1 + steps.SIZE_CLASSES, 1),
-        PlannedStep(steps.MOMENTS, p * (p + 1) // 2 + (p if is_linear else k), 1),
-    ]
+    out = [PlannedStep(steps.SIZES, 1 + steps.SIZE_CLASSES, 1)]
+    if shape.numeric:
+        out.append(PlannedStep(curves.HISTOGRAM, curves.BINS * len(shape.numeric), 1))
+    out.append(PlannedStep(steps.MOMENTS, p * (p + 1) // 2 + (p + 1 if is_linear else k), 1))
     if not is_linear:
         out += [
-            PlannedStep(steps.GRADIENT, 1 + d, steps.MAX_GRADIENTS),
-            PlannedStep(steps.HESSIAN, triangle, steps.MAX_HESSIANS),
+            PlannedStep(steps.GRADIENT, sum(1 + d for d in coefficients), steps.MAX_GRADIENTS),
+            PlannedStep(steps.HESSIAN, sum(d * (d + 1) // 2 for d in coefficients), steps.MAX_HESSIANS),
         ]
-    out.append(PlannedStep(steps.RIDGE, len(steps.GLOBAL_RIDGES), 1))
+    ridges = len(steps.GLOBAL_RIDGES) * (1 + (sets - 1) * len(steps.CURVE_RIDGES))
+    out.append(PlannedStep(steps.RIDGE, ridges, 1))
     if budget.spread and (is_linear or shape.family.is_dispersed):
-        out.append(PlannedStep(steps.NOISE, NOISE_NUMBERS, 1))
+        out.append(PlannedStep(steps.NOISE, sets * NOISE_NUMBERS, 1))
     if budget.spread:
-        out.append(PlannedStep(steps.SPREAD, (1 + budget.intercept) * len(steps.VARIANCES), 1))
+        out.append(PlannedStep(steps.SPREAD, sets * (1 + budget.intercept) * len(steps.VARIANCES), 1))
     if budget.variance_steps:
-        out.append(PlannedStep(steps.VARIANCE, 2 * d, budget.variance_steps))
+        out.append(PlannedStep(steps.VARIANCE, 2 * sum(coefficients), budget.variance_steps))
     if budget.candidates:
-        count = len(candidates_of(budget))
+        count = sets * len(candidates_of(budget))
         out += [PlannedStep(steps.CANDIDATES, count, 1), PlannedStep(steps.DIFFERENCES, count, 1)]
     if budget.evidence:
         out += [PlannedStep(step, *size) for step, size in EVIDENCE.items()]
@@ -106,8 +111,8 @@ def list_steps(clients: int, shape: Shape) -> list[PlannedStep]:
 
 def plan_digest(run: RunFile) -> str:
     """Return a digest of all that decides what is added up; the run file's own digest is signed beside it."""
-    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES]
-    everything = [*vars(steps).values(), *vars(schema_sums).values(), *EVIDENCE, RESULTS]
+    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES, steps.CURVE_RIDGES]
+    everything = [*vars(steps).values(), *vars(curves).values(), *vars(schema_sums).values(), *EVIDENCE, RESULTS]
     declared = sorted(
         [part.name, part.quantum, part.linear, part.times] for part in everything if isinstance(part, Step)
     )

@@ -12,6 +12,7 @@ the declared scalars leave it. In one process (`advise_together`) the same progr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,9 +36,11 @@ from mooring.advice.inference.recommendation import (
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.summing import Program, Sum, run_alone, run_together
-from mooring.core.task import Task
-from mooring.data.clients import Clients
+from mooring.core.task import Task, with_columns
+from mooring.data.clients import PARTS, Clients
 from mooring.data.folds import drop_copies, number_distinct_rows, row_groups, row_times, usable_rows
+from mooring.data.schema import Schema
+from mooring.shapes.columns import LINEAR
 
 CONFIDENCES = ("high", "moderate", "low")
 
@@ -59,10 +62,24 @@ class ClientResult(NamedTuple):
     recommendations: Recommendations
 
 
-def shape_of(task: Task) -> Shape:
-    """Return the coefficients of a task."""
+def shape_of(task: Task, schema: Schema | None = None, wanted: str = "auto") -> Shape:
+    """Return the coefficients of a task; numeric columns of the schema may have curves, unless linear ones are
+    `wanted`."""
     family, intercept = family_of(task), bool(getattr(task, "intercept", False))
-    return Shape(family, task.dim // family.scores, intercept, float(getattr(task, "ridge", 0.0)))
+    numeric = () if schema is None or wanted == LINEAR else schema.numeric_places
+    return Shape(family, task.dim // family.scores, intercept, float(getattr(task, "ridge", 0.0)), numeric)
+
+
+def apply_columns(task: Task, clients: Clients, result: FederationResult) -> tuple[Task, Clients]:
+    """Return the task, the rows and the schema with the spline columns that models use."""
+    columns = result.federation.columns
+    if columns is None:
+        return task, clients
+    assert clients.schema is not None
+    parts = {part: getattr(clients, part).map_columns(columns) for part in PARTS}
+    schema = clients.schema.model_copy(update={"shape": columns.as_json()})
+    clients = replace(clients, **parts, features=schema.features, schema=schema)
+    return with_columns(task, columns.width), clients
 
 
 def home_rows(task: Task, clients: Clients, position: int = 0) -> HomeRows:
@@ -91,11 +108,11 @@ def home_rows(task: Task, clients: Clients, position: int = 0) -> HomeRows:
 
 
 def advise_program(
-    task: Task, home: HomeRows | None, margin: float, level: float
+    shape: Shape, home: HomeRows | None, margin: float, level: float
 ) -> Program[tuple[FederationResult, ClientResult | None]]:
     """Return what everybody learns and, for a client, what it learns about itself; the server has no `home`."""
     homes = [] if home is None else [home]
-    federation, models = yield from estimate_program(shape_of(task), homes, plan_budget)
+    federation, models = yield from estimate_program(shape, homes, plan_budget)
     held, own = loss_sums(homes, models)
     recommendations = None
     if federation.budget.evidence:
@@ -125,9 +142,9 @@ def lowest_probability(recommendations: Recommendations) -> np.ndarray:
 
 
 def advise_together(
-    task: Task, homes: Sequence[HomeRows], margin: float, level: float, record: list[tuple[str, int]] | None = None
+    shape: Shape, homes: Sequence[HomeRows], margin: float, level: float, record: list[tuple[str, int]] | None = None
 ) -> tuple[FederationResult, list[ClientResult]]:
     """Run the programs of all clients, and of an observer, in one process."""
-    programs = [advise_program(task, home, margin, level) for home in [*homes, None]]
+    programs = [advise_program(shape, home, margin, level) for home in [*homes, None]]
     *own, (result, _) = run_together(programs, record)
     return result, [part for _, part in own if part is not None]

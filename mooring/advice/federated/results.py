@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
-from mooring.advice.federated.estimate import DIAGONAL, INTERCEPT, LOCAL, SCALAR
+from mooring.advice.federated.estimate import DIAGONAL, INTERCEPT, LOCAL, SCALAR, Candidate
 from mooring.advice.federated.program import ClientResult, FederationResult
 from mooring.advice.inference.recommendation import CLIENT_LEVEL
 from mooring.advice.reporting.tables import HELD_OUT, difference_record, recommendation_columns
@@ -35,7 +35,7 @@ def client_row(task: Task, clients: Clients, result: FederationResult, own: Clie
     unit, rows = scale_of(task, clients), int(usable_rows(clients).size[0])
     columns = {name: values[0] for name, values in recommendation_columns(own.recommendations, unit).items()}
     held = (unit * own.held.loss[0] / own.held.rows[0]).tolist()
-    kind, value = max(own.models.weights, key=own.models.weights.__getitem__)
+    kind, value, _ = max(own.models.weights, key=own.models.weights.__getitem__)
     sizes = {part: int(getattr(clients, part).size[0]) for part in ("train", "validation", "test")}
     return {
         "client": clients.names[0],
@@ -86,20 +86,20 @@ def federation_record(task: Task, clients: Clients, result: FederationResult, ad
     candidates = [
         {
             "family": PLAN_NAMES.get(kind, kind),
-            "columns": "linear",
+            "columns": columns,
             "value": value,
             "ridge": 0.0,
             "loss": unit * loss,
-            "weight": (federation.weights or {}).get((kind, value), 0.0),
+            "weight": (federation.weights or {}).get(Candidate(kind, value, columns), 0.0),
             "plan": False,
         }
-        for (kind, value), loss in (federation.losses or {}).items()
+        for (kind, value, columns), loss in (federation.losses or {}).items()
     ]
     plan = None
     if candidates:
         heaviest = max(candidates, key=lambda candidate: float(candidate["weight"]))
         heaviest["plan"] = True
-        plan = {name: heaviest[name] for name in ("family", "value", "loss")}
+        plan = {name: heaviest[name] for name in ("family", "columns", "value", "loss")}
     return {
         "headline": headline,
         "summary": summary,

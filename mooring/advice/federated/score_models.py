@@ -156,6 +156,14 @@ class HomeRows(NamedTuple):
     def dim(self) -> int:
         return self.jacobian.shape[2]
 
+    def features(self, count: int) -> np.ndarray:
+        """[n, count]: the first columns, which are no intercept."""
+        return self.jacobian[:, 0, :: self.family.scores][:, :count]
+
+    def select(self, place: np.ndarray) -> HomeRows:
+        """The rows for models of these coefficients only."""
+        return self._replace(jacobian=np.ascontiguousarray(self.jacobian[:, :, place]))
+
     def scores(self, v: np.ndarray) -> np.ndarray:
         """[n, K]."""
         return self.jacobian @ v

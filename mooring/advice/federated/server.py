@@ -18,7 +18,7 @@ import torch
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.federated.client import check_clients, refuse_unsupported, schema_options
 from mooring.advice.federated.plan import plan_digest
-from mooring.advice.federated.program import FederationResult, advise_program
+from mooring.advice.federated.program import FederationResult, advise_program, apply_columns, shape_of
 from mooring.advice.federated.results import federation_record
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError, WorkError
@@ -86,7 +86,9 @@ def observe(
     clients = without_rows(run, agreement.schema, names)
     task = make_task(run, clients)
     advice = run.advice or AdviceSection()
-    result, _ = yield from advise_program(task, None, advice.margin, advice.level)
+    shape = shape_of(task, clients.schema, advice.shape)
+    result, _ = yield from advise_program(shape, None, advice.margin, advice.level)
+    task, clients = apply_columns(task, clients, result)
     return task, clients, result, agreement.notes
 
 
@@ -164,7 +166,7 @@ def lead(
 ) -> tuple[Task, Clients, FederationResult, list[str]]:
     """Ask for step after step until the program has ended."""
     part, number, total = next(program), 0, None
-    result: tuple[Task, Clients, FederationResult, list[str]]
+    result: tuple[Task, Clients, FederationResult, list[str]] | None = None
     while True:
         tensors = {} if total is None else {"total": torch.from_numpy(total.astype("<i8"))}
         fields = {
@@ -176,6 +178,7 @@ def lead(
             for name, is_done in zip(names, ended):
                 if not is_done:
                     raise ClientFailedError(name, f"client '{name}' has further steps than the server.")
+            assert result is not None
             return result
         size = np.atleast_2d(part.values).shape[1] + 1 + TAG_WORDS
         for name in names:
@@ -234,6 +237,6 @@ def write_advice(
         write_json(directory.path / ADVICE_FILE, record)
         write_parquet(directory.path / CLIENTS_FILE, clients_table(declared))
         write_json(directory.path / PARTICIPATION_FILE, {"clients": list(clients.names), "dismissed": {}})
-        w = torch.from_numpy(result.federation.center.w).to(task.dtype)
+        w = torch.from_numpy(result.federation.w).to(task.dtype)
         directory.write_models(StoredModels(w, None, clients.names, *describe_task(job)))
     return FederatedAdvice(job, result, record, directory.path)
