@@ -202,8 +202,8 @@ def agree_by_sums(
     """Agree on the schema of all clients' rows.
 
     `member` has the rows of one client; None is the server, which adds nothing and gets the same schema. `columns` are
-    the columns to learn from, in their order; no other one is read. `secret` is shared by the clients and unknown to
-    the server. `reread` returns the same rows with the plan's categories read as they are written.
+    the columns to learn from, in their order; no other one is read. `secret` is shared by the clients, new in every run
+    and unknown to the server. `reread` returns the same rows with the plan's categories read as they are written.
     """
     if options.formula is not None or (member is not None and member.formula is not None):
         raise RequestError(f"{options.title}: a formula cannot be agreed on by sums; name the columns instead.")
@@ -511,7 +511,7 @@ def find_extents(
         if value_of(facts, name, "middle") is None:
             continue
         for k, fact in enumerate(("low", "high")):
-            sides[j, k] = RELATIVE_SIGNED.vote((facts[name][fact] - rule.centre) / units[name])
+            sides[j, k] = RELATIVE_SIGNED.vote((facts[name][fact] - rule.center) / units[name])
         own = judge_client(facts[name], rule)
         distances[j] = [RELATIVE.vote(own.distance), RELATIVE.vote(own.own_distance)]
     total = yield from add_up(DISTANCES, {"sides": sides, "distances": distances})
@@ -776,7 +776,7 @@ def find_scales(
         reach = max(-low, high)
         if name in plan.limits:
             reach = min(reach, (plan.limits[name][1] - plan.limits[name][0]) / 2)
-        scales[name] = (rules[name].centre if name in rules else 0.0), reach
+        scales[name] = (rules[name].center if name in rules else 0.0), reach
     return scales
 
 

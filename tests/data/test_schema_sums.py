@@ -395,6 +395,14 @@ def test_a_cell_that_would_spoil_the_scale_is_refused_at_its_client(value):
         agree(divide(pooled_member(frame)))
 
 
+def test_columns_that_are_empty_at_a_client():
+    frame = planted(20)
+    frame.loc[frame["site"] == "s1", ["number", "colour", "day", "whole"]] = None
+    _, _, (first, *_) = check_against_pooled(frame)
+    for name in ("number", "colour", "day", "whole"):
+        assert levels_of(first.schema, name).flagged
+
+
 def test_values_of_a_client_that_are_all_equal_are_constant_only_if_they_are_elsewhere():
     frame = planted(15)[["site", "number", "y"]]
     place = frame["site"].str[1:].astype(int)
