@@ -149,8 +149,8 @@ class Schema(BaseModel):
 def clip_outliers(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
     """Return cells with those beyond the limits clipped to 1 / OUTLIER_FACTOR of the distance to the limit."""
     low, high = limits
-    centre, usual_distance = (low + high) / 2, (high - low) / 2 / OUTLIER_FACTOR
-    return np.where(values > high, centre + usual_distance, np.where(values < low, centre - usual_distance, values))
+    center, usual_distance = (low + high) / 2, (high - low) / 2 / OUTLIER_FACTOR
+    return np.where(values > high, center + usual_distance, np.where(values < low, center - usual_distance, values))
 
 
 def clip_columns(columns: dict[str, Values], limits: Limits) -> dict[str, Values]:

@@ -259,7 +259,7 @@ FindCell = Callable[[str, str, float], float]  # (client, column, a rounded extr
 class OutlierRule(NamedTuple):
     """The usual range of a column: which cells are outliers."""
 
-    centre: float  # the median of the clients' medians
+    center: float  # the median of the clients' medians
     spread: float  # the usual spread of a client's values, or that of the clients' medians if it is larger
     usual: float = 0.0  # the usual client's distance of its furthest cell from the center, in units
     own_usual: float = 0.0  # the same from its own median, in its own spreads
@@ -267,7 +267,7 @@ class OutlierRule(NamedTuple):
     @property
     def unit(self) -> float:
         """The spread; a column that hardly varies has none: only extreme values are refused."""
-        return self.spread if self.spread > 0 else MAX_CELL_DISTANCE * max(1.0, abs(self.centre))
+        return self.spread if self.spread > 0 else MAX_CELL_DISTANCE * max(1.0, abs(self.center))
 
     @property
     def loose(self) -> float:
@@ -288,17 +288,17 @@ class OutlierRule(NamedTuple):
 
     def limits(self, furthest: float) -> tuple[float, float]:
         reach = self.stretch(furthest) * self.unit
-        return self.centre - reach, self.centre + reach
+        return self.center - reach, self.center + reach
 
     def describe(self, cell: str, value: float, distance: float, refused: bool, limits: tuple[float, float]) -> str:
         """Return the end of a sentence on an outlier."""
-        spreads = f"{distance:,.0f} times the usual spread ({self.spread:.3g}) from the median ({self.centre:.6g})"
+        spreads = f"{distance:,.0f} times the usual spread ({self.spread:.3g}) from the median ({self.center:.6g})"
         end = (
             "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
             "column out."
             if refused
-            else f"; is it right? What lies beyond {limits[int(value > self.centre)]:.6g} counts as "
-            f"{clip_outliers(value, limits):.6g}, so that it does not spoil the others' models."
+            else f"; is it right? What lies beyond {limits[int(value > self.center)]:.6g} counts as "
+            f"{float(clip_outliers(np.asarray(value), limits)):.6g}, so that it does not spoil the others' models."
         )
         return f"{cell} lies {spreads}{end}"
 
@@ -310,10 +310,10 @@ def measure_distances(
     own median in its own spreads, and the median's distance from the center in units."""
     low, high, middle, between = (column[fact] for fact in ("low", "high", "middle", "between"))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        extreme = np.where(np.abs(high - rule.centre) >= np.abs(low - rule.centre), high, low)
-        distance = np.abs(extreme - rule.centre) / rule.unit
+        extreme = np.where(np.abs(high - rule.center) >= np.abs(low - rule.center), high, low)
+        distance = np.abs(extreme - rule.center) / rule.unit
         own_distance = np.where(between > 0, np.abs(extreme - middle) / between, np.inf)
-        shifted = np.abs(middle - rule.centre) / rule.unit
+        shifted = np.abs(middle - rule.center) / rule.unit
     return extreme, distance, own_distance, shifted
 
 

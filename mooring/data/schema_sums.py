@@ -16,11 +16,8 @@ The decisions are those of `schema_server.py`; what they need arrives as sums:
 A vote is a count of clients by bin: each client marks one bin. A bin with one vote shows that some client has such a
 value to within the bin (19 %; a factor of 4 or more far from usual magnitudes), and not which client has it.
 
-Levels are counted in a table of `BUCKETS` buckets per column, by a hash with a secret that clients share and the
-server does not have. Each level adds a code to its bucket, which a mean of different codes imitates once in 2^20 cases,
-so that two levels in one bucket are detected, and counted again with another salt. The name of a level is added up, as
-bytes, only if at least `MIN_LEVEL_ROWS` rows of at least `MIN_CLIENTS` clients have it (of both, if there are
-two clients); other levels count as "other". Numbers and dates have no levels.
+Levels are counted and named by `level_sums.py` if they have at least `MIN_LEVEL_ROWS` training rows; other levels
+count as "other". Numbers and dates have no levels.
 
 Votes, flags and tables count clients and rows; they are whole numbers and do not count against the budget of numbers
 that are not linear in rows. Nor does the sum of the medians in the central bin, one number per column, which needs
@@ -34,23 +31,32 @@ decides whether it is a key. Cells beyond the limits are noted for the client's 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import math
-import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
-from mooring.core.summing import Program, Step, Sum
+from mooring.core.summing import Program, Step
 from mooring.data.clients import BINARY, CLASSES, COUNT, REGRESSION
 from mooring.data.column_statistics import ColumnStatistics, LevelCount
 from mooring.data.column_types import CATEGORY, MAX_LEVEL_BYTES, is_missing, sort_levels
+from mooring.data.level_sums import (
+    MIN_CLIENTS,
+    OwnLevels,
+    Part,
+    add_up,
+    count_levels,
+    find_common,
+    hash_text,
+    is_single,
+    name_levels,
+    separate_levels,
+    sum_names,
+)
 from mooring.data.schema import Limits, Schema, clip_columns, clip_outliers
 from mooring.data.schema_client import ClientTable, ParsedTable, parse_table, sum_squares, survey_table
 from mooring.data.schema_server import (
@@ -78,14 +84,18 @@ from mooring.data.target import (
     refuse_classes,
     refuse_key,
 )
+from mooring.data.vote_bins import (
+    COARSE,
+    COARSE_OF_FINE,
+    COARSE_SIGNED,
+    COUNT_GRID,
+    FINE,
+    RELATIVE,
+    RELATIVE_SIGNED,
+)
 
-BUCKETS = 4096  # of a column's levels
 MIN_LEVEL_ROWS = 10  # of a level whose name is shared
-MIN_CLIENTS = 3  # whose level has a name, or whose medians are added up
-MAX_SALTS = 4  # tables by which levels that share a bucket are told apart
-CODE_BITS = 20
 MEDIAN_STEPS = 2.0**48  # of the largest magnitude in a bin
-SUBDIVISION = 16  # fine bins in a coarse one
 MIN_RELATIVE_VARIANCE = 2.0**-50  # of a column against the square of its range
 ALL = "all clients"  # takes the place of a client in statistics that were added up
 
@@ -94,13 +104,9 @@ RANGES = Step("schema: ranges", "spreads and centers of columns, classes", 1.0)
 CENTERS = Step("schema: centers", "medians of the clients' medians, names of classes", 1.0)
 DISTANCES = Step("schema: distances", "ranges of columns in spreads", 1.0)
 LEVELS = Step("schema: levels", "levels of categories, counts, limits of outliers", 1.0)
-SEPARATION = Step("schema: separation", "levels that shared a bucket", 1.0, times=2 * (MAX_SALTS - 1))
 NAMES = Step("schema: names", "names of common levels", 1.0)
 TALLY = Step("schema: tally", "means of columns", 2.0**-60)
 SPREAD = Step("schema: spread", "scales of columns", 2.0**-56)
-
-T = TypeVar("T")
-Part = Generator[Sum, np.ndarray, T]
 
 
 @dataclass(frozen=True)
@@ -127,59 +133,6 @@ class Agreement:
     own_notes: list[str] = field(default_factory=list)  # for the operator of this client alone
 
 
-class Grid:
-    """Bins of numbers by magnitude between powers of two, and one of smaller magnitudes; for both signs if `signed`."""
-
-    def __init__(self, exponents: np.ndarray, signed: bool = False) -> None:
-        self.edges, self.signed = 2.0**exponents, signed
-        inner, outer = np.append(0.0, self.edges[:-1]), np.append(self.edges[0], self.edges[1:])
-        center = np.append(0.0, np.sqrt(self.edges[:-1] * self.edges[1:]))
-        self.center = np.append(-center[:0:-1], center) if signed else center
-        self.lower = np.concatenate([-outer[:0:-1], [-outer[0]], inner[1:]]) if signed else inner
-        self.upper = np.concatenate([-inner[:0:-1], [outer[0]], outer[1:]]) if signed else outer
-
-    def __len__(self) -> int:
-        return len(self.center)
-
-    def place(self, values: float | np.ndarray) -> np.ndarray:
-        """Return the bins of some numbers."""
-        size = np.minimum(np.searchsorted(self.edges, np.abs(values), side="right"), len(self.edges) - 1)
-        return len(self.edges) - 1 + np.sign(values).astype(np.int64) * size if self.signed else size
-
-    def vote(self, value: float | None) -> np.ndarray:
-        """Return [bins]: a one in the bin of a number; zeros without one."""
-        votes = np.zeros(len(self))
-        if value is not None:
-            votes[self.place(value)] = 1
-        return votes
-
-    def quantile(self, votes: np.ndarray, share: float) -> int:
-        """Return the bin of the smallest value that has at least this share of the values up to it."""
-        rank = max(math.ceil(share * votes.sum() - 1e-9), 1)
-        return int(np.searchsorted(np.cumsum(votes), rank))
-
-    def median(self, votes: np.ndarray) -> float:
-        """Return the median, the mean of two values in the middle."""
-        ends = np.cumsum(votes)
-        low, high = (np.searchsorted(ends, rank) for rank in ((ends[-1] + 1) // 2, ends[-1] // 2 + 1))
-        return float(self.center[low] + self.center[high]) / 2
-
-    def highest(self, votes: np.ndarray) -> int:
-        return int(np.flatnonzero(votes)[-1])
-
-
-COARSE_EXPONENTS = np.concatenate([np.arange(-160, -32, 32), np.arange(-32, 96, 4), np.arange(96, 353, 32)]).astype(
-    float
-)
-FINE_EXPONENTS = np.append(
-    (COARSE_EXPONENTS[:-1, None] + np.diff(COARSE_EXPONENTS)[:, None] * np.arange(SUBDIVISION) / SUBDIVISION).ravel(),
-    COARSE_EXPONENTS[-1],
-)
-RELATIVE_EXPONENTS = np.concatenate([np.arange(-40, -4, 2), np.arange(-4, 12, 0.25), np.arange(12, 61, 2)])
-COARSE, COARSE_SIGNED, FINE = Grid(COARSE_EXPONENTS), Grid(COARSE_EXPONENTS, signed=True), Grid(FINE_EXPONENTS)
-RELATIVE, RELATIVE_SIGNED = Grid(RELATIVE_EXPONENTS), Grid(RELATIVE_EXPONENTS, signed=True)
-COUNT_GRID = Grid(np.arange(0, 53.25, 0.25))
-COARSE_OF_FINE = np.append(0, np.arange(len(FINE) - 1) // SUBDIVISION + 1)
 SIZES = ("between", "off", "reach")  # spreads of a client's values
 COUNTS = (
     "clients", "rows", "present", "numbers", "dates", "finite", "distinct", "present_squares", "repeating", "varying",
@@ -188,7 +141,6 @@ COUNTS = (
 TRAINING_COUNTS = ("rows", "present", "missing", "with_values", "ranging", "code")
 Facts = dict[str, dict[str, float]]  # a client's statistics of its columns
 Counts = dict[str, float]  # sums over clients, of a column
-OwnLevels = dict[str, dict[str, int]]  # a client's rows by column and level
 
 
 def agree_by_sums(
@@ -202,8 +154,8 @@ def agree_by_sums(
     """Agree on the schema of all clients' rows.
 
     `member` has the rows of one client; None is the server, which adds nothing and gets the same schema. `columns` are
-    the columns to learn from, in their order; no other one is read. `secret` is shared by the clients and unknown to
-    the server. `reread` returns the same rows with the plan's categories read as they are written.
+    the columns to learn from, in their order; no other one is read. `secret` is shared by the clients, new in every run
+    and unknown to the server. `reread` returns the same rows with the plan's categories read as they are written.
     """
     if options.formula is not None or (member is not None and member.formula is not None):
         raise RequestError(f"{options.title}: a formula cannot be agreed on by sums; name the columns instead.")
@@ -298,16 +250,6 @@ def plan_by_sums(
         notes=tuple(map(Note, (*answer.notes, *describe_mixed_columns(counts, kinds, dropped)))),
     )
     return PlanOfSums(plan, rules, extents, doubtful)
-
-
-def add_up(step: Step, blocks: dict[str, np.ndarray]) -> Part[dict[str, np.ndarray]]:
-    """Return the totals of some arrays; without a number no step is taken."""
-    sizes = [block.size for block in blocks.values()]
-    if not sum(sizes):
-        return blocks
-    total = yield Sum(step, np.concatenate([block.ravel() for block in blocks.values()])[None])
-    parts = np.split(total, np.cumsum(sizes)[:-1])
-    return {name: part.reshape(block.shape) for (name, block), part in zip(blocks.items(), parts)}
 
 
 def survey_client(member: ClientTable, columns: Sequence[str], options: SchemaOptions) -> tuple[Facts, dict[str, int]]:
@@ -511,7 +453,7 @@ def find_extents(
         if value_of(facts, name, "middle") is None:
             continue
         for k, fact in enumerate(("low", "high")):
-            sides[j, k] = RELATIVE_SIGNED.vote((facts[name][fact] - rule.centre) / units[name])
+            sides[j, k] = RELATIVE_SIGNED.vote((facts[name][fact] - rule.center) / units[name])
         own = judge_client(facts[name], rule)
         distances[j] = [RELATIVE.vote(own.distance), RELATIVE.vote(own.own_distance)]
     total = yield from add_up(DISTANCES, {"sides": sides, "distances": distances})
@@ -643,121 +585,6 @@ def count_own_levels(plan: SchemaPlan, reading: ParsedTable | None) -> OwnLevels
     return levels
 
 
-class Place(NamedTuple):
-    """A bucket in use, of the table of a column's levels with a salt."""
-
-    column: str
-    salt: int
-    bucket: int
-    rows: int
-    clients: int
-    is_single: bool  # whether one level only is in it
-
-
-Places = dict[str, dict[tuple[int, int], Place]]  # by column, salt and bucket
-
-
-def hash_text(secret: bytes, *parts: str | int) -> tuple[int, int]:
-    """Return a bucket, and a code: a number behind which its checksum stands, so that a mean of codes is no code."""
-    digest = hmac.new(secret, json.dumps(parts).encode(), hashlib.sha256).digest()
-    number = int.from_bytes(digest[2:6], "big") % 2**CODE_BITS
-    return int.from_bytes(digest[:2], "big") % BUCKETS, number * 2**CODE_BITS + checksum(number)
-
-
-def checksum(number: int) -> int:
-    return zlib.crc32(number.to_bytes(4, "big")) % 2**CODE_BITS
-
-
-def is_single(total: float, count: float) -> bool:
-    """Return whether a sum of codes is one of equal codes."""
-    if count <= 0 or total % count:
-        return False
-    number, check = divmod(int(total) // int(count), 2**CODE_BITS)
-    return number < 2**CODE_BITS and check == checksum(number)
-
-
-def count_levels(column: str, levels: Mapping[str, int], secret: bytes, salt: int = 0) -> np.ndarray:
-    """Return [buckets, 3]: the rows, one for this client, and the code of each of its levels."""
-    table = np.zeros((BUCKETS, 3))
-    for level, rows in levels.items():
-        bucket, code = hash_text(secret, salt, column, level)
-        table[bucket] += (rows, 1, code)
-    return table
-
-
-def separate_levels(tables: dict[str, np.ndarray], own_levels: OwnLevels, secret: bytes) -> Part[Places]:
-    """Return the places of all levels, from totals of tables. Levels that share a bucket are counted again with another
-    salt."""
-    places: Places = {column: {} for column in tables}
-    for salt in range(MAX_SALTS):
-        shared = {column: set[int]() for column in tables}
-        for column, table in tables.items():
-            for bucket in np.flatnonzero(table[:, 1]).tolist():
-                rows, clients, code = table[bucket]
-                place = Place(column, salt, bucket, int(rows), int(clients), is_single(code, clients))
-                if place.is_single or salt == MAX_SALTS - 1:
-                    places[column][salt, bucket] = place
-                else:
-                    shared[column].add(bucket)
-        again = {
-            column: {
-                level: rows
-                for level, rows in own_levels[column].items()
-                if hash_text(secret, salt, column, level)[0] in buckets
-            }
-            for column, buckets in shared.items()
-            if buckets
-        }
-        if not again:
-            break
-        own_levels = again
-        tables = yield from add_up(
-            SEPARATION, {column: count_levels(column, levels, secret, salt + 1) for column, levels in again.items()}
-        )
-    return places
-
-
-def find_common(places: Places, rows: int, clients: int) -> list[Place]:
-    """Return the places of levels whose names may be shared."""
-    holders = min(MIN_CLIENTS, clients)
-    everything = (place for of in places.values() for place in of.values())
-    return [place for place in everything if place.is_single and place.rows >= rows and place.clients >= holders]
-
-
-def sum_names(shared: Sequence[Place], own_levels: OwnLevels, places: Places, secret: bytes) -> np.ndarray:
-    """Return [shared places, bytes + 1]: the client's levels as bytes, and their checksums."""
-    index = {place: j for j, place in enumerate(shared)}
-    names = np.zeros((len(shared), MAX_LEVEL_BYTES + 1))
-    for column in places if shared else ():
-        for level in own_levels[column]:
-            keys = ((salt, hash_text(secret, salt, column, level)[0]) for salt in range(MAX_SALTS))
-            key = next(key for key in keys if key in places[column])
-            if (j := index.get(places[column][key])) is not None:
-                text = level.encode()
-                names[j, : len(text)] = list(text)
-                names[j, -1] = zlib.crc32(text)
-    return names
-
-
-def name_levels(shared: Sequence[Place], names: np.ndarray, places: Places) -> dict[str, dict[str, int]]:
-    """Return the rows of each level of each column; a level that keeps its name to its clients has a place for one."""
-    levels: dict[str, dict[str, int]] = {column: {} for column in places}
-    text_of = {place: decode_name(row / place.clients) for place, row in zip(shared, names)}
-    for column, of in places.items():
-        for place in of.values():
-            text = text_of.get(place)
-            levels[column][f"{UNNAMED}{place.salt} {place.bucket}" if text is None else text] = place.rows
-    return levels
-
-
-def decode_name(mean: np.ndarray) -> str | None:
-    """Return a level from the mean of its clients' bytes and checksums; None if they are not the same."""
-    if (mean != np.rint(mean)).any() or (mean[:-1] > 255).any():
-        return None
-    text = bytes(mean[:-1].astype(np.uint8)).rstrip(b"\0")
-    return text.decode(errors="replace") if zlib.crc32(text) == mean[-1] else None
-
-
 def clip_reading(reading: ParsedTable, target: str, limits: Limits) -> ParsedTable:
     """Return the rows with clipped outliers."""
     answer = reading.target
@@ -776,7 +603,7 @@ def find_scales(
         reach = max(-low, high)
         if name in plan.limits:
             reach = min(reach, (plan.limits[name][1] - plan.limits[name][0]) / 2)
-        scales[name] = (rules[name].centre if name in rules else 0.0), reach
+        scales[name] = (rules[name].center if name in rules else 0.0), reach
     return scales
 
 

@@ -12,28 +12,18 @@ from hypothesis import strategies as st
 
 from mooring.core.errors import RequestError
 from mooring.core.summing import Sum, run_together
-from mooring.data import schema_sums
+from mooring.data import level_sums
 from mooring.data.column_roles import client_codes, find_roles, subset
 from mooring.data.column_types import MAX_LEVEL_BYTES
 from mooring.data.file_readers import CellReading
+from mooring.data.level_sums import hash_text, is_single
 from mooring.data.load_options import LoadOptions, text_columns
 from mooring.data.loading import read_client_table
 from mooring.data.schema_client import ClientTable, agree_on_schema
-from mooring.data.schema_sums import (
-    COARSE_SIGNED,
-    COUNT_GRID,
-    FINE,
-    MIN_LEVEL_ROWS,
-    NAMES,
-    RELATIVE,
-    RELATIVE_SIGNED,
-    SchemaOptions,
-    agree_by_sums,
-    hash_text,
-    is_single,
-)
+from mooring.data.schema_sums import LEVELS, MIN_LEVEL_ROWS, NAMES, SchemaOptions, agree_by_sums
 from mooring.data.table_sources import read_source
 from mooring.data.tables import Table
+from mooring.data.vote_bins import COARSE_SIGNED, COUNT_GRID, FINE, RELATIVE, RELATIVE_SIGNED
 from tests.support.repository import ROOT
 
 TABLES = ROOT / "tests" / "data" / "tables"
@@ -252,7 +242,7 @@ def test_no_total_depends_on_the_name_of_a_level_of_one_client(rows):
     (first, totals), (second, others) = heard
     assert first.schema == second.schema and first.plan == second.plan
     for (step, total), (_, other) in zip(totals, others, strict=True):
-        if step is schema_sums.LEVELS:
+        if step is LEVELS:
             assert 0 < (total != other).sum() <= 6  # rows, client and code of two buckets
             counts, other_counts = (values[values < 2**20] for values in (total, other))  # without codes
             assert np.array_equal(np.sort(counts), np.sort(other_counts))
@@ -290,7 +280,7 @@ def test_two_clients_name_the_levels_that_both_have():
 def test_levels_that_share_a_bucket_are_separated(monkeypatch):
     frame = planted(9)
     expected = agree(divide(pooled_member(frame)))[0].schema
-    monkeypatch.setattr(schema_sums, "BUCKETS", 64)
+    monkeypatch.setattr(level_sums, "BUCKETS", 64)
     record = []
     assert agree(divide(pooled_member(frame)), record=record)[0].schema == expected
     assert "schema: separation" in dict(record)
@@ -393,6 +383,14 @@ def test_a_cell_that_would_spoil_the_scale_is_refused_at_its_client(value):
     frame.loc[frame.index[frame["site"] == "s1"][3], "number"] = value
     with pytest.raises(RequestError, match=f"column 'number': {re.escape(f'{value:.6g}')} lies .* for everybody"):
         agree(divide(pooled_member(frame)))
+
+
+def test_columns_that_are_empty_at_a_client():
+    frame = planted(20)
+    frame.loc[frame["site"] == "s1", ["number", "colour", "day", "whole"]] = None
+    _, _, (first, *_) = check_against_pooled(frame)
+    for name in ("number", "colour", "day", "whole"):
+        assert levels_of(first.schema, name).flagged
 
 
 def test_values_of_a_client_that_are_all_equal_are_constant_only_if_they_are_elsewhere():
