@@ -129,6 +129,22 @@ def advise_federation(
     return write_advice(run, task, clients, result, notes, declared, out)
 
 
+def ask_all(messenger: Messenger, what: str, messages: dict[str, Payload]) -> dict[str, Payload]:
+    """Return the replies of all clients. If several refuse for one reason, another client has caused it, and the run
+    ends with the reason, not with their names."""
+    try:
+        return messenger.ask_all(what, messages)
+    except ClientFailedError as error:
+        reasons = Counter(
+            why.removeprefix(f"client '{name}': ").replace(f"client '{name}'", "a client")
+            for name, why in error.clients.items()
+        )
+        reason, count = reasons.most_common(1)[0]
+        if count == 1:
+            raise
+        raise WorkError(f"{count} of {len(messages)} clients refuse: {reason}") from error
+
+
 def check_statements(statements: list[JsonObject], run: str, plan: str) -> None:
     """Refuse the first statement that differs from what most clients state, by its name."""
     usual, _ = Counter(json.dumps(statement["columns"]) for statement in statements).most_common(1)[0]
@@ -153,7 +169,7 @@ def agree_on_cohort(messenger: Messenger, names: tuple[str, ...], plan: str) -> 
     check_statements(statements, messenger.run, plan)
     signatures = {name: replies[name].fields["signature"] for name in names}
     message = Payload({"statements": {"list": statements}, "signatures": signatures})
-    agreed = messenger.ask_all("cohort", dict.fromkeys(names, message))
+    agreed = ask_all(messenger, "cohort", dict.fromkeys(names, message))
     return statements, {str(name): str(text) for name, text in agreed[names[0]].fields["sealed"].items()}
 
 
@@ -172,7 +188,7 @@ def lead(
         fields = {
             name: {"number": number} | ({"secret": sealed.get(name, "")} if number == 0 else {}) for name in names
         }
-        replies = messenger.ask_all("step", {name: Payload(fields[name], tensors) for name in names})
+        replies = ask_all(messenger, "step", {name: Payload(fields[name], tensors) for name in names})
         ended = [bool(replies[name].fields["ended"]) for name in names]
         if part is None:
             for name, is_done in zip(names, ended):
