@@ -83,19 +83,23 @@ def side_by_side(programs: Sequence[Program[T]], order: Sequence[Step]) -> Progr
     one, and a program that has come further waits for the others."""
     results: list[T | None] = [None] * len(programs)
     parts: dict[int, Sum] = {}
-    for k, program in enumerate(programs):
-        parts[k] = next(program)
+
+    def go_on(k: int, total: np.ndarray | None) -> None:
+        try:
+            parts[k] = programs[k].send(total)  # type: ignore[arg-type]
+        except StopIteration as end:
+            results[k] = end.value
+            parts.pop(k, None)
+
+    for k in range(len(programs)):
+        go_on(k, None)
     while parts:
         step = min((part.step for part in parts.values()), key=order.index)
         joined = {k: np.atleast_2d(part.values) for k, part in parts.items() if part.step == step}
         total = yield Sum(step, np.concatenate(list(joined.values()), 1))
         ends = np.cumsum([part.shape[1] for part in joined.values()])[:-1]
         for k, values in zip(joined, np.split(total, ends)):
-            try:
-                parts[k] = programs[k].send(values)
-            except StopIteration as end:
-                results[k] = end.value
-                del parts[k]
+            go_on(k, values)
     return results  # type: ignore[return-value]
 
 

@@ -69,6 +69,7 @@ START_CURVE_RIDGE, MAX_CURVE_RIDGE, CURVE_STEPS = 1e-2, 1e3, 30  # shares of the
 MIN_RIDGE = 1e-9  # rows' worth of mean curvature per row: holds directions that no row sees
 MIN_WEIGHT = 0.01  # of a candidate in the average
 PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, before any row was left out
+CURVED_BELIEF = 0.05  # likewise, in splines: their variances have seen the rows that are left out
 MIN_CLIENTS_FOR_NOISE = 3  # whose noise variances show how much these differ
 SCALAR, INTERCEPT, DIAGONAL, LOCAL, GRID = "scalar", "intercept", "diagonal", "local", "grid"
 
@@ -84,7 +85,7 @@ VARIANCE = Step("variance", "between-client variance of each coefficient", 1e-4,
 CANDIDATES = Step("candidates", "losses of models between global and local, each row left out", LOSSES, linear=False)
 DIFFERENCES = Step("differences", "squared differences of these losses from the best ones", LOSSES, linear=False)
 
-STEPS_OF_A_SET = (GRADIENT, HESSIAN, RIDGE, NOISE, SPREAD, VARIANCE)  # in order
+STEPS_OF_A_CENTER, STEPS_OF_A_SPREAD = (GRADIENT, HESSIAN, RIDGE), (NOISE, SPREAD, VARIANCE)  # in order
 
 
 class Candidate(NamedTuple):
@@ -157,14 +158,15 @@ class Federation(NamedTuple):
 
     clients: int
     rows: int
-    columns: ShapedColumns | None  # that models have besides those of the table
-    extra: int  # how many such columns were tried
     w: np.ndarray  # [D], the global model
     global_loss: float  # mean over all rows, each left out
     fits: dict[str, SetFit]  # by set of columns
     weights: dict[Candidate, float] | None  # None where each client weighs its own
     losses: dict[Candidate, float] | None  # mean losses of the candidates
     budget: Budget
+    used: frozenset[str]  # sets of columns of local, global and personal models
+    columns: ShapedColumns | None = None  # that models have besides those of the table
+    extra: int = 0  # how many such columns were tried
 
 
 class ClientModels(NamedTuple):
@@ -175,6 +177,11 @@ class ClientModels(NamedTuple):
     personal: HomeFit
     dispersion: float
     weights: dict[Candidate, float]
+
+    def on(self, place: np.ndarray | slice) -> ClientModels:
+        """The models on some of their coefficients, the others being 0."""
+        parts = [fit._replace(v=fit.v[place]) for fit in (self.local, self.global_, self.personal)]
+        return ClientModels(*parts, self.dispersion, self.weights)
 
 
 def check_rows(total: np.ndarray, coefficients: int) -> float:
@@ -249,28 +256,43 @@ def estimate_program(
         columns = yield from columns_program(homes, shape.features, shape.numeric, most)
     bases = [] if columns is None else [column.bases[0] for column in columns.groups]
     sets = column_sets(shape, len(bases), bases)
-    budget: Budget = budget_of(m, [part.shape for part in sets])
-    if columns is not None and not budget.candidates:  # nothing would choose between the sets
-        columns, sets = None, sets[:1]
-        budget = budget_of(m, [shape])
     if columns is not None:
         homes = [expand(home, columns) for home in homes]
     moments = yield from _sum_moments(sets[-1].shape, homes)
     parts = [[home.select(part.place) for home in homes] for part in sets]
-    programs = [_fit_set(part, own, budget, moments, m, rows) for part, own in zip(sets, parts)]
-    fits = yield from side_by_side(programs, STEPS_OF_A_SET)
-    return (yield from _weigh_candidates(fits, parts, columns, budget, m, rows))
+    programs = [_fit_center(part, own, moments, rows) for part, own in zip(sets, parts)]
+    fits = yield from side_by_side(programs, STEPS_OF_A_CENTER)
+    budget: Budget = budget_of(m, [part.shape for part in sets])
+    if len(sets) > 1 and not budget.candidates:  # the global models' losses choose the set
+        best = min(range(len(sets)), key=lambda k: fits[k].loss)
+        sets, parts, fits = sets[best : best + 1], parts[best : best + 1], fits[best : best + 1]
+        budget = budget_of(m, [sets[0].shape])
+    spreads = [_estimate_spread(fit, own, budget, m) for fit, own in zip(fits, parts)]
+    ended = yield from side_by_side(spreads, STEPS_OF_A_SPREAD)
+    federation, models = yield from _weigh_candidates(ended, parts, budget, m, rows)
+    if SPLINE not in federation.used:
+        columns = None
+        place = column_sets(shape, len(bases), bases)[0].place if len(federation.w) > shape.dim else slice(None)
+        federation = federation._replace(w=federation.w[place])
+        models = [model.on(place) for model in models]
+    return federation._replace(columns=columns, extra=len(bases)), models
 
 
-def _fit_set(
-    columns: ColumnSet, homes: Sequence[HomeRows], budget: Budget, moments: Moments, m: int, rows: int
-) -> Program[tuple[SetFit, list[float]]]:
-    """What all clients know of models on a set of columns, and the dispersions of a cohort's clients."""
+def _fit_center(columns: ColumnSet, homes: Sequence[HomeRows], moments: Moments, rows: int) -> Program[SetFit]:
+    """The global model on a set of columns."""
     shape = columns.shape
     w, curvature = yield from _fit_global(shape, homes, rows, moments.on(columns))
     curves = _curve_ridge(columns, w, curvature, moments.noise(rows), rows)
     center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
-    noise, dispersions = yield from _estimate_noise(shape, homes, budget, loss)
+    return SetFit(columns, center, curvature, loss, 1.0, {})
+
+
+def _estimate_spread(
+    fit: SetFit, homes: Sequence[HomeRows], budget: Budget, m: int
+) -> Program[tuple[SetFit, list[float]]]:
+    """How much models on a set of columns vary between clients, and the dispersions of a cohort's clients."""
+    shape, center, curvature = fit.columns.shape, fit.center, fit.curvature
+    noise, dispersions = yield from _estimate_noise(shape, homes, budget, fit.loss)
     variances: dict[str, np.ndarray] = {}
     others = [_others(home, center, curvature) for home in homes]
     scale = m / (m - 1)
@@ -295,7 +317,7 @@ def _fit_set(
             ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
             t = np.maximum(t * np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE), MIN_VARIANCE)
         variances[DIAGONAL] = t
-    return SetFit(columns, center, curvature, loss, noise, variances), dispersions
+    return fit._replace(noise=noise, variances=variances), dispersions
 
 
 def _stack(parts: Sequence[np.ndarray], width: int) -> np.ndarray:
@@ -583,7 +605,6 @@ def _fit_candidate(
 def _weigh_candidates(
     fits: list[tuple[SetFit, list[float]]],
     parts: list[list[HomeRows]],
-    columns: ShapedColumns | None,
     budget: Budget,
     m: int,
     rows: int,
@@ -617,7 +638,8 @@ def _weigh_candidates(
         weights = _posterior_weights(candidates, total - total[best], square, rows, heat)
         means = dict(zip(candidates, (total / rows).tolist()))
         named = dict(zip(candidates, weights.tolist()))
-        chosen = [(weights, min(local_places, key=lambda k: float(total[k])))] * count
+        local = min(local_places, key=lambda k: float(total[k]))
+        chosen = [(weights, local)] * max(count, 1)
     else:
         chosen = []
         for loss in losses:
@@ -627,7 +649,7 @@ def _weigh_candidates(
             weights = _posterior_weights(candidates, total - total[best], square, loss.shape[1], heat)
             chosen.append((weights, min(local_places, key=lambda k: float(total[k]))))
     models = []
-    for i, (weights, local) in enumerate(chosen):
+    for i, (weights, local) in enumerate(chosen[:count]):
         values = list(own[i].values())
         mixed = [sum(w * getattr(fit, name) for w, fit in zip(weights, values) if w > 0) for name in HomeFit._fields]
         personal = HomeFit(*mixed)  # type: ignore[arg-type]
@@ -636,8 +658,12 @@ def _weigh_candidates(
         models.append(ClientModels(values[local], global_[i], personal, dispersion, used))
     w = np.zeros(dim)
     w[best_set.columns.place] = best_set.center.w
-    extra = 0 if columns is None else columns.extra
-    federation = Federation(m, rows, columns, extra, w, best_set.loss, sets, named, means, budget)
+    used_sets = {best_set.columns.name, *(candidates[local].columns for _, local in chosen)}
+    if named is None:
+        used_sets |= set(sets)
+    else:
+        used_sets |= {c.columns for c, weight in named.items() if weight > 0}
+    federation = Federation(m, rows, w, best_set.loss, sets, named, means, budget, frozenset(used_sets))
     return federation, models
 
 
@@ -656,6 +682,9 @@ def _posterior_weights(
     share = PROPOSED_SHARE if proposed.any() else 0.0
     belief = np.where(proposed, share / max(proposed.sum(), 1), (1 - share) / max((~proposed).sum(), 1))
     deficit = log_likelihood_deficits(torch.from_numpy(total), torch.from_numpy(square), rows, heat).numpy()
+    curved = np.array([c.columns == SPLINE for c in candidates])
+    if curved.any() and not curved.all():
+        belief = belief * np.where(curved, CURVED_BELIEF, 1 - CURVED_BELIEF)
     weight = belief * np.exp(-(deficit - deficit.min()))
     weight = np.where(weight < MIN_WEIGHT * weight.sum(), 0.0, weight)
     return weight / weight.sum()

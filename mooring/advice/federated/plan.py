@@ -83,26 +83,29 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
     shapes = [part.shape for part in steps.column_sets(shape, extra)]
     budget, k, p, sets = plan_budget(clients, shapes), shape.family.scores, shapes[-1].columns, len(shapes)
     coefficients = [part.dim for part in shapes]
-    is_linear = shape.family.has_noise
+    is_linear, centers = shape.family.has_noise, coefficients
+    if sets > 1 and not budget.candidates:  # one set goes on, at most that of all columns
+        budget, coefficients = plan_budget(clients, shapes[1:]), coefficients[1:]
+    counted = len(coefficients)
     out = [PlannedStep(steps.SIZES, 1 + steps.SIZE_CLASSES, 1)]
     if shape.numeric:
         out.append(PlannedStep(curves.HISTOGRAM, curves.BINS * len(shape.numeric), 1))
     out.append(PlannedStep(steps.MOMENTS, p * (p + 1) // 2 + (p + 1 if is_linear else k), 1))
     if not is_linear:
         out += [
-            PlannedStep(steps.GRADIENT, sum(1 + d for d in coefficients), steps.MAX_GRADIENTS),
-            PlannedStep(steps.HESSIAN, sum(d * (d + 1) // 2 for d in coefficients), steps.MAX_HESSIANS),
+            PlannedStep(steps.GRADIENT, sum(1 + d for d in centers), steps.MAX_GRADIENTS),
+            PlannedStep(steps.HESSIAN, sum(d * (d + 1) // 2 for d in centers), steps.MAX_HESSIANS),
         ]
     ridges = len(steps.GLOBAL_RIDGES) * (1 + (sets - 1) * len(steps.CURVE_RIDGES))
     out.append(PlannedStep(steps.RIDGE, ridges, 1))
     if budget.spread and (is_linear or shape.family.is_dispersed):
-        out.append(PlannedStep(steps.NOISE, sets * NOISE_NUMBERS, 1))
+        out.append(PlannedStep(steps.NOISE, counted * NOISE_NUMBERS, 1))
     if budget.spread:
-        out.append(PlannedStep(steps.SPREAD, sets * (1 + budget.intercept) * len(steps.VARIANCES), 1))
+        out.append(PlannedStep(steps.SPREAD, counted * (1 + budget.intercept) * len(steps.VARIANCES), 1))
     if budget.variance_steps:
         out.append(PlannedStep(steps.VARIANCE, 2 * sum(coefficients), budget.variance_steps))
     if budget.candidates:
-        count = sets * len(candidates_of(budget))
+        count = counted * len(candidates_of(budget))
         out += [PlannedStep(steps.CANDIDATES, count, 1), PlannedStep(steps.DIFFERENCES, count, 1)]
     if budget.evidence:
         out += [PlannedStep(step, *size) for step, size in EVIDENCE.items()]

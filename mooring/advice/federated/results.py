@@ -35,7 +35,7 @@ def client_row(task: Task, clients: Clients, result: FederationResult, own: Clie
     unit, rows = scale_of(task, clients), int(usable_rows(clients).size[0])
     columns = {name: values[0] for name, values in recommendation_columns(own.recommendations, unit).items()}
     held = (unit * own.held.loss[0] / own.held.rows[0]).tolist()
-    kind, value, _ = max(own.models.weights, key=own.models.weights.__getitem__)
+    kind, _, _ = max(own.models.weights, key=own.models.weights.__getitem__)
     sizes = {part: int(getattr(clients, part).size[0]) for part in ("train", "validation", "test")}
     return {
         "client": clients.names[0],
