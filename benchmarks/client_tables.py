@@ -14,10 +14,10 @@ from torch import Tensor
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.table_sources import read_source
 from mooring.engines.fit import fit
+from mooring.engines.request import request
 from mooring.remote.client_node import run_digest
 from mooring.remote.client_requests import RESULT_DIR
 from mooring.remote.serve import server_folder
-from mooring.engines.request import request
 from mooring.runs.directory import open_run
 
 ROUNDS = 20

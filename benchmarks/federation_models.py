@@ -2,7 +2,7 @@
 
     python -m benchmarks.federation_models [--clients 3] [--rounds 3] [--only apfl,ditto,parkinsons]
 
-Each algorithm that is not pooled runs a federation on this machine (`mooring serve`, one `mooring join --embedded` per
+Each algorithm that is not pooled runs a federation on this machine (`mooring serve`, one `mooring join` per
 client); the largest difference of the global model, and of any client's personal one, is printed relative to the
 largest entry. Then advice on a regression table (`parkinsons`) and on one of two classes (`heart`): the differences,
 and how many recommendations are equal. Commands are forked, so that Python and its modules are not loaded for each.
@@ -20,10 +20,10 @@ import tomli_w
 from benchmarks.client_tables import compare, difference
 from mooring.advice.advise import advise
 from mooring.algorithms.base import algorithm_names, find
+from mooring.engines.request import read_federation_request
 from mooring.remote.client_node import run_digest
 from mooring.remote.client_requests import RESULT_DIR
 from mooring.remote.serve import server_folder
-from mooring.engines.request import read_federation_request
 from mooring.runs.directory import open_run
 from tests.advice.test_remote_server import CASES as TABLES
 from tests.advice.test_remote_server import WORDS, write_case

@@ -45,6 +45,7 @@ TESTED_IN = {  # a module, or a package of modules that are tested alike: the te
     "experiments.mspp": "experiments/test_experiments.py",
     "mixed_models": "mixed_models/test_mixed_model.py",
     "partial_pooling.client_fits": "partial_pooling/test_lambda_path.py",
+    "remote.transport": "remote/test_faults.py",
     "report.mixed_model_figures": "mixed_models/test_mixed_model.py",
     "runs.purposes": "runs/test_runfile.py",
     "runs.run_file_template": "test_help.py",

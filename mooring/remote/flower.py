@@ -17,8 +17,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -204,30 +204,43 @@ def run_flower_federation(
     files, out = find_client_tables(tables), out.resolve()
     home, states = server_folder(out) / "flower", server_folder(out) / "clients"
     app = write_app(path, home / f"app-{time.time_ns()}", kinds, leads)
-    port, bin_folder = str(find_free_port()), Path(sys.executable).parent
+    about = {
+        file_stem(file): {"run": path.resolve(), "data": file.resolve(), "state": states / file_stem(file)}
+        for file in files
+    }
+    with stock_processes(home, about) as run_command:
+        words = [*run_command, str(app), "here", "--stream", "--run-config", join_config(out=out, clients=len(files))]
+        follow(words, home / "run", home / "run.log", report, on_progress)
+    return out
+
+
+def join_config(**config: object) -> str:
+    """A configuration as Flower's commands take it."""
+    return " ".join(f"{key}={json.dumps(str(value))}" for key, value in config.items())
+
+
+@contextmanager
+def stock_processes(home: Path, nodes: Mapping[str, Mapping[str, object]]) -> Iterator[list[str]]:
+    """A stock SuperLink, and a SuperNode for each configuration in `nodes`, until the block ends; yields `flwr run`,
+    which finds this SuperLink as "here" with the environment of `home / "run"`."""
+    port, bin_folder = find_free_port(), Path(sys.executable).parent
     address = f"127.0.0.1:{port}"
     with ExitStack() as stack:
 
         def start(name: str, *command: str) -> None:
-            own = home / name
-            environment = flower_environment(own)
+            environment = flower_environment(home / name)
             with open_log(home / f"{name}.log") as log:
                 words = [bin_folder / command[0], "--insecure", "--host", "127.0.0.1", *command[1:]]
                 stack.callback(stop_process, subprocess.Popen(words, env=environment, stdout=log, stderr=log))
 
-        start("superlink", "flower-superlink", "--port", port, "--disable-runtime-dependency-installation")
-        wait_for_port(int(port))
-        for file in files:
-            about = {"run": path.resolve(), "data": file.resolve(), "state": states / file_stem(file)}
-            config = " ".join(f"{key}={json.dumps(str(value))}" for key, value in about.items())
-            own = ("--superlink", address, "--port", str(find_free_port()), "--node-config", config)
-            start(f"supernode {file_stem(file)}", "flower-supernode", *own)
+        start("superlink", "flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
+        wait_for_port(port)
+        for name, config in nodes.items():
+            own = ("--superlink", address, "--port", str(find_free_port()), "--node-config", join_config(**config))
+            start(f"supernode {name}", "flower-supernode", *own)
         make_synced_folder(home / "run")
         (home / "run" / "config.toml").write_text(f'[superlink.here]\naddress = "{address}"\ninsecure = true\n')
-        config = f'out={json.dumps(str(out))} clients="{len(files)}"'
-        words = [bin_folder / "flwr", "run", str(app), "here", "--stream", "--run-config", config]
-        follow(words, home / "run", home / "run.log", report, on_progress)
-    return out
+        yield [str(bin_folder / "flwr"), "run"]
 
 
 def wait_for_port(port: int) -> None:
