@@ -1,13 +1,13 @@
 """Time of a round of a federation of processes, compared with a minimal hand-written Flower app that does the same
 work.
 
-    python -m benchmarks.federation [--clients 3,10,20] [--rounds 5] [--ways embedded,stock,hand] [--evaluate 1]
+    python -m benchmarks.federation [--clients 3,10,20] [--rounds 5] [--ways mooring,hand] [--evaluate 1]
 
-Processes on this machine, over TLS, with enrolled keys. A round is ten steps of gradient descent on each client's own
-table (100 rows, 5 columns), the weighted mean, and all clients' losses under it. Times are medians of the time between
+Processes on this machine; those of Mooring over TLS, with enrolled keys. A round is ten steps of gradient descent on each
+client's own table (100 rows, 5 columns), the weighted mean, and all clients' losses under it. Times are medians of the time between
 rounds, without the first, and the mean CPU time of all processes per round: on a busy machine the wall-clock time
 depends on the load. Megabytes are those of the server's app and of the largest client, after the second round and after
-the last: their difference over many rounds is a leak (`--clients 20 --rounds 100 --ways embedded --evaluate 100`).
+the last: their difference over many rounds is a leak (`--clients 20 --rounds 100 --ways mooring --evaluate 100`).
 
 The hand-written app follows Flower's own tutorial: `FedAvg.start` and a stock node for each client.
 """
@@ -20,19 +20,18 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from mooring.remote.superlink import APP_PYPROJECT
 
-from mooring.remote import child_process, federation, join, keys, superlink
+from mooring.remote import flower, join, keys, serve
 from mooring.runs.directory import open_run
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
@@ -108,7 +107,7 @@ class Cost(dict):
     largest client, early and late."""
 
 
-def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedded: bool, watch: Watch) -> Cost:
+def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, watch: Watch) -> Cost:
     run = folder / "run.toml"
     run.write_text(
         f'[data]\nsource = "{tables}"\ntarget = "y"\n\n[algorithm]\nname = "fedavg"\neta = {ETA}\nsteps = {STEPS}\n\n'
@@ -122,20 +121,19 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
             round_times.append(time.monotonic())
             usages.append(watch.usage())
 
-    files, port, key_folder = sorted(tables.iterdir()), child_process.find_free_port(), folder / "keys"
+    files, port, key_folder = sorted(tables.iterdir()), serve.find_free_port(), folder / "keys"
     keys.init(key_folder, [file.stem for file in files])
     fork = multiprocessing.get_context("fork").Process  # so that Python and its modules are not loaded for each
-    clients = [fork(target=client, args=(run, file, folder, port, embedded)) for file in files]
+    clients = [fork(target=client, args=(run, file, folder, port)) for file in files]
     for process in clients:
         process.start()
     try:
-        federation.serve(
+        serve.serve(
             run,
             folder / "out",
             key_folder=key_folder,
             port=port,
             clients=len(files),
-            persistent=False,
             report=quiet,
             on_progress=record_progress,
         )
@@ -150,12 +148,10 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
     return Cost(summary(round_times, usages) | {"ms": 1000 * statistics.median(seconds[1:])})
 
 
-def client(run: Path, file: Path, folder: Path, port: int, embedded: bool) -> None:
+def client(run: Path, file: Path, folder: Path, port: int) -> None:
     """Join the run as `mooring join` does."""
     ca, key = folder / "keys" / keys.CA, folder / "keys" / keys.CLIENTS / file.stem
-    join.join(
-        run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, report=quiet
-    )
+    join.join(run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, report=quiet)
 
 
 def quiet(sentence: str) -> None:
@@ -163,53 +159,35 @@ def quiet(sentence: str) -> None:
 
 
 def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Cost:
-    names = [file.stem for file in sorted(tables.iterdir())]
-    key_folder, port = folder / "keys", child_process.find_free_port()
-    keys.init(key_folder, names)
+    """The hand-written app, by Flower's stock commands, without TLS."""
+    files = {"hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
+    files["pyproject.toml"] = flower.APP_FILES["pyproject.toml"].format(run='""').replace("mooring_app", "hand")
+    files["pyproject.toml"] += 'rounds = ""\nprogress = ""\n'
+    for name, text in files.items():
+        (folder / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "app" / name).write_text(text)
     round_times: list[float] = []
     usages: list[Usage] = []
-    with ExitStack() as stack:
-        link = stack.enter_context(superlink.start_superlink(folder, "127.0.0.1", port, key_folder, False))
-        control = superlink.control_client(link)
-        superlink.synchronize_keys(control, keys.enrolled_keys(key_folder), quiet)
-        for name in names:
-            command = [child_process.CHILD_MODULE, "supernode", "--superlink", link.address]
-            command += ["--root-certificates", str(link.ca)]
-            command += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
-            command += [
-                "--port",
-                str(child_process.find_free_port()),
-                "--auth-supernode-private-key",
-                str(key_folder / "clients" / name),
-            ]
-            stack.enter_context(child_process.start_process(command, folder / "homes" / name, folder / f"{name}.log"))
-        progress = folder / "progress.jsonl"
-        start(control, {"clients": str(clients), "rounds": str(rounds), "progress": str(progress)})
-        with federation.follow_json_lines(progress) as lines:
-            while link.is_alive():
-                for line in lines():
-                    if line["kind"] == "done":
-                        control.close()
-                        return summary(round_times, usages)
-                    round_times.append(line["time"])
-                    usages.append(watch.usage())
-                time.sleep(0.05)
-    raise RuntimeError("the SuperLink has ended")
-
-
-def start(control: Any, config: dict[str, str]) -> None:
-    """Start the hand-written app as a run."""
-    pyproject = (
-        APP_PYPROJECT.replace("mooring_app", "hand")
-        .replace("mooring-app", "hand")
-        .replace('run = ""\n', 'rounds = ""\n')
-    )
-    files = {"pyproject.toml": pyproject, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
-    control.start_run(files, config)
+    progress, home = folder / "progress.jsonl", folder / "flower"
+    nodes = {file.stem: {"data": file} for file in sorted(tables.iterdir())}
+    with flower.stock_processes(home, nodes) as command:
+        config = flower.join_config(clients=clients, rounds=rounds, progress=progress)
+        words = [*command, str(folder / "app"), "here", "--run-config", config]
+        subprocess.run(words, env=flower.flower_environment(home / "run"), check=True, capture_output=True)
+        read = 0
+        while True:
+            lines = progress.read_text().splitlines() if progress.exists() else []
+            for line in map(json.loads, lines[read:]):
+                if line["kind"] == "done":
+                    return summary(round_times, usages)
+                round_times.append(line["time"])
+                usages.append(watch.usage())
+            read = len(lines)
+            time.sleep(0.05)
 
 
 class Usage(NamedTuple):
-    server: float  # megabytes of the SuperLink and its app
+    server: float  # megabytes of this process, which is Mooring's server, and of Flower's SuperLink and its app
     client: float  # of the largest of all other processes
     computed: float  # CPU seconds of all of them, including those that have ended
 
@@ -244,10 +222,8 @@ class Watch:
             for number, command, size, parent, started, ticks in sorted(all_processes()):
                 if parent in self.process_ids or number in self.process_ids:
                     self.process_ids.add(number)
-                    if number == os.getpid():
-                        continue
                     self.ticks[number, started] = ticks
-                    if "superlink" in command or "serverapp" in command:
+                    if number == os.getpid() or "superlink" in command or "serverapp" in command:
                         server += size
                     else:
                         client = max(client, size)
@@ -280,7 +256,7 @@ def main() -> None:
     parser.add_argument("--clients", default="3,10,20")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--evaluate", type=int, default=1, help="rounds from one evaluation to the next")
-    parser.add_argument("--ways", default="embedded,stock,hand")
+    parser.add_argument("--ways", default="mooring,hand")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     out = []
@@ -292,7 +268,7 @@ def main() -> None:
                 cost = (
                     by_hand(folder, tables, options.rounds, clients, watch)
                     if setup == "hand"
-                    else with_mooring(folder, tables, options.rounds, options.evaluate, setup == "embedded", watch)
+                    else with_mooring(folder, tables, options.rounds, options.evaluate, watch)
                 )
             out.append({"clients": clients, "way": setup, **cost})
             (a, b), (c, d) = cost["server"], cost["client"]

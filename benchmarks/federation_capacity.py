@@ -1,4 +1,4 @@
-"""Number of clients that one server can handle: lightweight embedded clients, several in one process, over TLS.
+"""Number of clients that one server can handle: lightweight clients, several in one process, over TLS.
 
     python -m benchmarks.federation_capacity [--clients 3,10,50] [--rounds 200] [--secure]
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import re
 import ssl
 import statistics
@@ -28,7 +27,7 @@ import httpx
 import numpy as np
 import pandas as pd
 
-from mooring.remote import child_process, federation, join, keys
+from mooring.remote import join, keys, serve
 from mooring.remote.disclosure import AUDIT_FILE
 from mooring.runs.directory import open_run
 
@@ -64,7 +63,6 @@ def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
             ca=folder / "keys" / keys.CA,
             key=folder / "keys" / keys.CLIENTS / file.stem,
             peers=folder / "keys" / keys.PEERS,
-            embedded=True,
             report=quiet,
         )
 
@@ -74,22 +72,6 @@ def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
         time.sleep(0.02)
     for thread in threads:
         thread.join()
-
-
-def server_seconds(folder: Path) -> float:
-    """Return the CPU time of the SuperLink and its app."""
-    total = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if str(folder).encode() in command + environment and (b"superlink" in command or b"serverapp" in command):
-                total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 def wire_bytes(port: int, processes: set[int]) -> int:
@@ -104,7 +86,7 @@ def wire_bytes(port: int, processes: set[int]) -> int:
 
 
 def count_requests(port: int, folder: Path, ca: Path) -> float:
-    """Requests that the gateway has seen, of clients and of the server's own processes."""
+    """Requests of clients that the server has seen."""
     token = next(folder.glob("*.federation/metrics.token")).read_text().strip()
     metrics = httpx.get(
         f"https://127.0.0.1:{port}/metrics",
@@ -112,12 +94,12 @@ def count_requests(port: int, folder: Path, ca: Path) -> float:
         verify=ssl.create_default_context(cafile=str(ca)),
         trust_env=False,
     ).text
-    return float(re.search(r"^mooring_gateway_requests_total (\S+)", metrics, re.MULTILINE).group(1))  # type: ignore[union-attr]
+    return float(re.search(r"^mooring_http_requests_total (\S+)", metrics, re.MULTILINE).group(1))  # type: ignore[union-attr]
 
 
 def count_messages(out: Path) -> tuple[int, int]:
     """Messages that clients have answered, and the bytes of tensors in them, both ways."""
-    lines = [json.loads(line) for line in (federation.server_folder(out) / AUDIT_FILE).read_text().splitlines()]
+    lines = [json.loads(line) for line in (serve.server_folder(out) / AUDIT_FILE).read_text().splitlines()]
     requests = [line for line in lines if line["event"] == "asked"]
     return sum(len(line["clients"]) for line in requests), sum(line["sent"] + line["received"] for line in requests)
 
@@ -150,7 +132,7 @@ def measure(
             f"[training]\nrounds = {rounds}\nevaluate_every = 1\nbaselines = false\nthreads = 1\n[federation]\n"
             f"clients = {clients}\nsecure = {str(secure).lower()}\n"
         )
-        port, samples, out = child_process.find_free_port(), list[Sample](), folder / "out"
+        port, samples, out = serve.find_free_port(), list[Sample](), folder / "out"
         context = multiprocessing.get_context("spawn")
         groups = [files[k : k + per_process] for k in range(0, clients, per_process)]
         processes = [context.Process(target=join_all, args=(run, group, folder, port), daemon=True) for group in groups]
@@ -161,11 +143,11 @@ def measure(
             if label == "fedavg" and done <= LAST_SAMPLE_SHARE * rounds:
                 requests = count_requests(port, folder, folder / "keys" / keys.CA)
                 wire = wire_bytes(port, {process.pid for process in processes if process.pid})
-                sample = time.monotonic(), server_seconds(folder), requests, *count_messages(out), wire
+                sample = time.monotonic(), time.process_time(), requests, *count_messages(out), wire
                 samples.append(Sample(*sample))
 
         begin = time.monotonic()
-        federation.serve(
+        serve.serve(
             run, out, key_folder=folder / "keys", port=port, clients=clients, report=quiet, on_progress=record_progress
         )
         seconds = json.loads((out / "seconds.json").read_text())["rounds"]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.federation_models [--clients 3] [--rounds 3] [--only apfl,ditto,parkinsons]
 
-Each algorithm that is not pooled runs a federation on this machine (`mooring serve`, one `mooring join --embedded` per
+Each algorithm that is not pooled runs a federation on this machine (`mooring serve`, one `mooring join` per
 client); the largest difference of the global model, and of any client's personal one, is printed relative to the
 largest entry. Then advice on a regression table (`parkinsons`) and on one of two classes (`heart`): the differences,
 and how many recommendations are equal. Commands are forked, so that Python and its modules are not loaded for each.

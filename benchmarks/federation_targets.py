@@ -55,7 +55,7 @@ def load() -> float:
 
 
 def measure_advice() -> Iterator[Line]:
-    """Advice on the heart table, one process per hospital, as `mooring federation up --embedded` does it."""
+    """Advice on the heart table, one process per hospital, as `mooring federation up` does it."""
     before = load()
     with tempfile.TemporaryDirectory(prefix="targets-") as name:
         folder, declaration, table = Path(name), EMBEDDED_TABLES["heart"], read_source("heart")
@@ -68,7 +68,7 @@ def measure_advice() -> Iterator[Line]:
             f'[mooring]\npurpose = "advise"\n[data]\nsource = "{folder / "clients"}"\ntarget = "{declaration.target}"\n'
             f"[training]\nthreads = 1\n[federation]\nclients = {len(groups)}\n"
         )
-        arguments = ["federation", "up", run, "--client-dir", folder / "clients", "--out", out, "--embedded"]
+        arguments = ["federation", "up", run, "--client-dir", folder / "clients", "--out", out]
         begun = time.monotonic()
         subprocess.run([sys.executable, "-m", "mooring", *map(str, arguments)], check=True, capture_output=True)
         seconds = time.monotonic() - begun

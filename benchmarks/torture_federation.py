@@ -22,7 +22,7 @@ BEGIN, END = (
     "<!-- written by python -m benchmarks.torture_federation --write -->",
     "<!-- end of the trials of federations -->",
 )
-FOLDER = "tests/engines"
+FOLDER = "tests/remote"
 HEADER = ["| trial | tests | held | took |", "|---|---|---|---|"]
 KILLS = 10  # of a test of kills
 
@@ -34,26 +34,22 @@ class Trial(NamedTuple):
 
 
 TRIALS = {
-    "server": Trial("the server is killed", "test_flower_kills.py -k ten_kills and server", KILLS),
-    "app": Trial("the server's app is killed", "test_flower_kills.py -k ten_kills and app", KILLS),
-    "superlink": Trial("Flower's SuperLink is killed", "test_flower_kills.py -k ten_kills and superlink", KILLS),
-    "client": Trial("a client is killed", "test_flower_kills.py -k ten_kills and client", KILLS),
-    "all": Trial("all processes are killed at once", "test_flower_kills.py -k ten_kills and all", KILLS),
+    "server": Trial("the server is killed", "test_kills.py -k ten_kills and server", KILLS),
+    "client": Trial("a client is killed", "test_kills.py -k ten_kills and client", KILLS),
+    "all": Trial("all processes are killed at once", "test_kills.py -k ten_kills and all", KILLS),
     "cut": Trial("a line is cut for 15 s", "test_machines.py -k cut"),
-    "slow": Trial("lines with 200 ms delay, by the page on deploying", "test_flower_processes.py -k typed"),
-    "disk": Trial("a disk is full at a client", "test_flower_faults.py -k full_disk"),
+    "slow": Trial("lines with 200 ms delay, by the page on deploying", "test_processes.py -k typed"),
+    "disk": Trial("a disk is full at a client", "test_faults.py -k full_disk"),
     "identity": Trial(
         "one key at two machines; a name of another key",
-        "test_machines.py test_flower_faults.py -k one_key or a_name_belongs",
+        "test_machines.py test_faults.py -k one_key or a_name_belongs",
     ),
-    "version": Trial("another version of Mooring", "test_flower_faults.py -k another_version"),
+    "version": Trial("another version of Mooring", "test_faults.py -k another_version"),
     "malformed": Trial("malformed replies, and 300 fuzzed federations", "test_malformed_replies.py"),
-    "rows": Trial("a client claims 1e12 rows", "test_flower_faults.py -k claimed"),
-    "losses": Trial("messages are lost, late or doubled, 0 to 90%", "test_flower_faults.py -k drop_out"),
+    "rows": Trial("a client claims 1e12 rows", "test_faults.py -k claimed"),
+    "losses": Trial("messages are lost, late or doubled, 0 to 90%", "test_faults.py -k drop_out"),
     "secure": Trial("an active server and leaving clients, secure sums", "test_secure_sums.py test_secure_clients.py"),
-    "unauthorized": Trial(
-        "unauthorized clients, forwarders, revoked keys", "test_gateway.py test_flower_unauthorized.py"
-    ),
+    "unauthorized": Trial("unauthorized clients, forwarders, revoked keys", "test_http.py test_unauthorized.py"),
 }
 
 

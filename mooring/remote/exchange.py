@@ -36,7 +36,7 @@ from mooring.runs.sections import FederationSection
 from mooring.runs.tensor_files import flatten
 
 ExampleRow = tuple[Tensor, Tensor]  # x [1, ...] and y [1], with the shape of a client's rows
-RESULT_DEADLINE_SECONDS = 30.0  # for clients to reply that they have their result
+RESULT_DEADLINE_SECONDS = 90.0  # for clients to reply that they have their result
 
 
 class RemoteExchange:

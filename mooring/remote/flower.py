@@ -12,12 +12,13 @@ away: one without a reply is sent again after RESEND_SECONDS, then after twice a
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -201,46 +202,52 @@ def run_flower_federation(
 ) -> Path:  # fmt: skip
     """Run a stock SuperLink, a SuperNode for each table, and the run's app, by Flower's commands; return `out`."""
     files, out = find_client_tables(tables), out.resolve()
-    home = server_folder(out) / "flower"
-    make_synced_folder(home)
+    home, states = server_folder(out) / "flower", server_folder(out) / "clients"
     app = write_app(path, home / f"app-{time.time_ns()}", kinds, leads)
-    address = f"127.0.0.1:{find_free_port()}"
-    bin_folder = Path(sys.executable).parent
-    with ExitStack() as stack:
-
-        def start(name: str, *command: str) -> subprocess.Popen[bytes]:
-            environment = flower_environment(home / name)
-            with open_log(home / f"{name}.log") as log:
-                started = subprocess.Popen(
-                    [bin_folder / command[0], *command[1:]], env=environment, stdout=log, stderr=log
-                )
-            stack.callback(stop_process, started)
-            return started
-
-        host, port = address.split(":")
-        start("superlink", "flower-superlink", "--insecure", "--host", host, "--port", port,
-              "--disable-runtime-dependency-installation")  # fmt: skip
-        wait_for_port(host, int(port))
-        for file in files:
-            name = file_stem(file)
-            state = server_folder(out) / "clients" / name
-            about = {"run": path.resolve(), "data": file.resolve(), "state": state}
-            config = " ".join(f"{key}={json.dumps(str(value))}" for key, value in about.items())
-            start(f"supernode-{name}", "flower-supernode", "--insecure", "--superlink", address, "--host", host,
-                  "--port", str(find_free_port()), "--node-config", config)  # fmt: skip
-        make_synced_folder(home / "run")
-        (home / "run" / "config.toml").write_text(f'[superlink.here]\naddress = "{address}"\ninsecure = true\n')
-        config = f'out={json.dumps(str(out))} clients="{len(files)}"'
-        words = [bin_folder / "flwr", "run", str(app), "here", "--stream", "--run-config", config]
+    about = {
+        file_stem(file): {"run": path.resolve(), "data": file.resolve(), "state": states / file_stem(file)}
+        for file in files
+    }
+    with stock_processes(home, about) as run_command:
+        words = [*run_command, str(app), "here", "--stream", "--run-config", join_config(out=out, clients=len(files))]
         follow(words, home / "run", home / "run.log", report, on_progress)
     return out
 
 
-def wait_for_port(host: str, port: int) -> None:
+def join_config(**config: object) -> str:
+    """A configuration as Flower's commands take it."""
+    return " ".join(f"{key}={json.dumps(str(value))}" for key, value in config.items())
+
+
+@contextmanager
+def stock_processes(home: Path, nodes: Mapping[str, Mapping[str, object]]) -> Iterator[list[str]]:
+    """A stock SuperLink, and a SuperNode for each configuration in `nodes`, until the block ends; yields `flwr run`,
+    which finds this SuperLink as "here" with the environment of `home / "run"`."""
+    port, bin_folder = find_free_port(), Path(sys.executable).parent
+    address = f"127.0.0.1:{port}"
+    with ExitStack() as stack:
+
+        def start(name: str, *command: str) -> None:
+            environment = flower_environment(home / name)
+            with open_log(home / f"{name}.log") as log:
+                words = [bin_folder / command[0], "--insecure", "--host", "127.0.0.1", *command[1:]]
+                stack.callback(stop_process, subprocess.Popen(words, env=environment, stdout=log, stderr=log))
+
+        start("superlink", "flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
+        wait_for_port(port)
+        for name, config in nodes.items():
+            own = ("--superlink", address, "--port", str(find_free_port()), "--node-config", join_config(**config))
+            start(f"supernode {name}", "flower-supernode", *own)
+        make_synced_folder(home / "run")
+        (home / "run" / "config.toml").write_text(f'[superlink.here]\naddress = "{address}"\ninsecure = true\n')
+        yield [str(bin_folder / "flwr"), "run"]
+
+
+def wait_for_port(port: int) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
         try:
-            socket.create_connection((host, port), timeout=2).close()
+            socket.create_connection(("127.0.0.1", port), timeout=2).close()
             return
         except OSError as error:
             if time.monotonic() > end:
@@ -254,8 +261,8 @@ def run_simulation(path: Path, tables: Path, out: Path, report: Report, on_progr
         raise RequestError('this transport needs Ray; install it with: pip install "mooring-fl[ray]".')
     if read_federation_request(path).algorithm is None:
         raise RequestError("Flower's simulation is for fits; `mooring advise` advises on one machine.")
-    home, out = server_folder(out.resolve()) / "flower", out.resolve()
-    make_synced_folder(home)
+    out = out.resolve()
+    home = server_folder(out) / "flower"
     words = [sys.executable, "-m", "mooring.remote.flower", str(path.resolve()), str(tables.resolve()), str(out)]
     follow(words, home, home / "simulation.log", report, on_progress)
     return out
@@ -263,23 +270,19 @@ def run_simulation(path: Path, tables: Path, out: Path, report: Report, on_progr
 
 def flower_environment(home: Path) -> dict[str, str]:
     """The environment of Flower's processes: no telemetry, their own home folder, its commands on the path."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    environment = child_environment()
-    return environment | {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_HOME": str(home),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PATH": f"{Path(sys.executable).parent}:{environment.get('PATH', '')}",
-    }
+    make_synced_folder(home)
+    switches = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return child_environment() | switches | {"FLWR_HOME": str(home), "PATH": path}
 
 
 def follow(words: list[Any], home: Path, log_file: Path, report: Report, on_progress: OnProgress) -> None:
     """Run a command that shows the log of the server's app, and report the progress in it until the run ends."""
-    with open_log(log_file) as log:
-        started = subprocess.Popen(
-            words, env=flower_environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+    environment, pipe = flower_environment(home), subprocess.PIPE
+    with (
+        open_log(log_file) as log,
+        subprocess.Popen(words, env=environment, stdout=pipe, stderr=subprocess.STDOUT) as started,
+    ):
         try:
             for line in started.stdout or ():
                 log.write(line)

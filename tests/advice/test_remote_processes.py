@@ -15,10 +15,10 @@ from tests.remote.processes import LONG, Command
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,node", [("bent", "--embedded"), ("heart", "--embedded"), ("parkinsons", None)])
-def test_a_federation_of_processes_is_advised_as_the_simulator_is(name, node, tmp_path):
+@pytest.mark.parametrize("name", ["bent", "heart", "parkinsons"])
+def test_a_federation_of_processes_is_advised_as_the_simulator_is(name, tmp_path):
     path, out = write_case(name, tmp_path), tmp_path / "run"
-    words = ["federation", "up", path, "--client-dir", tmp_path / "clients", "--out", out, *([node] if node else [])]
+    words = ["federation", "up", path, "--client-dir", tmp_path / "clients", "--out", out]
     command = Command(words, tmp_path / "log")
     assert command.wait(3 * LONG) == 0, (tmp_path / "log").read_text()
     here = advise(path)

@@ -19,7 +19,7 @@ ELSEWHERE = {  # pages that other tests go through, or that only show what is do
     "adding-an-algorithm.md": "tests/test_docs.py",
     "advice.md": "tests/journeys/test_analyst.py",
     "coming-from-lme4.md": "tests/journeys/test_statistician.py",
-    "deploying.md": "tests/engines/test_flower_processes.py",
+    "deploying.md": "tests/remote/test_processes.py",
     "network-adapters.md": "tests/journeys/test_adapters.py",
     "networks.md": "tests/journeys/test_researcher.py",
     "performance.md": "its commands measure for minutes",

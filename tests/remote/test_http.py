@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from mooring.core.errors import RequestError
-from mooring.remote import http, keys
+from mooring.remote import keys
 from mooring.remote.http import client, mailbox, server
 from mooring.remote.http.mailbox import Mailbox
 from mooring.remote.http.server import HttpTransport, listen
@@ -436,9 +436,11 @@ def test_a_refused_client_says_why_and_tries_again(service):
 def test_an_absent_library_is_named(monkeypatch):
     import importlib
 
+    import mooring.remote
+
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "httpx" else object())
     with pytest.raises(RequestError, match=r"needs httpx: pip install 'mooring-fl\[federation\]'"):
-        importlib.reload(http)
+        importlib.reload(mooring.remote)
 
 
 @pytest.mark.processes
