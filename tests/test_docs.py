@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mooring.algorithms.base import Algorithm, algorithm_names, describe
+from mooring.algorithms.base import Algorithm, algorithm_names, build, describe
 from mooring.algorithms.fedavg import FedAvg
 from mooring.cli import main
 from mooring.core.task import head_mask
@@ -45,6 +45,20 @@ def test_the_page_names_every_part_of_the_contract():
     missing = [name for name in parts if f"`{name}`" not in page and f"`{name}(" not in page and name != "name"]
     assert len(parts) > 18 and not missing
     assert all(f'`"{name}"`' in page for name in ("fit", "spread", "rules", "alone"))
+
+
+@pytest.mark.parametrize("problem", ["linear", "network"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_pages_fedprox_is_fedprox(optimizer, problem):
+    text = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+    source = next(block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class MyFedProx" in block)
+    module = types.ModuleType("my_fedprox")
+    exec(compile(source, "my_fedprox.py", "exec"), module.__dict__)
+    task, clients = federation(problem)
+    fields = {"lam": 0.7, "eta": 0.02, "batch": 4, "steps": 5, "optimizer": optimizer, "optimizer_state": "keep"}
+    server, _, _ = simulate(module.MyFedProx(**fields), task, clients, rounds=3, participation=0.6)
+    expected, _, _ = simulate(build("fedprox", fields | {"inner": "sgd"}), task, clients, rounds=3, participation=0.6)
+    torch.testing.assert_close(server.w, expected.w, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("problem", ["linear", "network"])

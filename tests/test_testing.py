@@ -57,10 +57,10 @@ class Careless(FedAvg):
 
 @dataclass(frozen=True)
 class Broken(FedAvg):
-    def client_update(self, server, client, task, data, round):
-        if int(data.train.size.min()) == 0:
+    def client_update(self, server, client, local):
+        if int(local.data.train.size.min()) == 0:
             raise IndexError("no rows")
-        return super().client_update(server, client, task, data, round)
+        return super().client_update(server, client, local)
 
 
 @pytest.mark.parametrize(

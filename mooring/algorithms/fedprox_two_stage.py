@@ -46,7 +46,7 @@ from mooring.core.errors import RequestError
 from mooring.core.local_training import LocalTraining
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, is_uniform, uniform_lam
-from mooring.core.solvers import Ball, StepSize, project
+from mooring.core.solvers import Ball, StepSize, TrainTerms, project
 from mooring.core.task import HasSolve, Task
 from mooring.core.types import Auto, as_number
 from mooring.estimates.client_statistics import ClientStatistics
@@ -122,11 +122,11 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
 
     def client_update(self, server: Server, client: Client, local: LocalTraining) -> tuple[Client, Message]:
         w, lam = server.w, local.penalty(self.lam)
-        pull, size, steps = (lam, w), self.step_size(local), self.work(local)
         if self.inner == "exact":
-            v = local.minimize(client.v, "exact", pull=pull)
+            v = local.minimize(client.v, "exact", pull=(lam, w))
         else:
-            v = local.train(client.v, step_size=size, steps=steps, pull=pull, region=self.region)
+            size, steps = self.step_size(local), self.work(local)
+            v = local.train(client.v, step_size=size, steps=steps, pull=(lam, w), region=self.region)
         return Client(v), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
     def step_size(self, local: LocalTraining) -> StepSize:
@@ -155,15 +155,12 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
         return Server(project(server.w - gamma * server_direction(mean, round, self.aggregation), self.region))
 
     def finetune(self, server: Server, client: Client, local: LocalTraining) -> Client:
-        pull = local.penalty(self.lam), server.w
+        pull, steps = (local.penalty(self.lam), server.w), int(as_number(self.final_steps))
         if self.inner == "exact":
             return Client(local.minimize(client.v, "exact", pull=pull))
-        size, steps = as_number(self.final_eta) if self.final_eta != "stay" else self.step_size(local), self.final_steps
-        v = local.train(
-            client.v, step_size=size, steps=int(as_number(steps)), pull=pull, region=self.region, slot=FINAL_SLOT,
-            fresh=True,
-        )  # fmt: skip
-        return Client(v)
+        size = self.step_size(local) if self.final_eta == "stay" else as_number(self.final_eta)
+        terms: TrainTerms = {"pull": pull, "region": self.region, "slot": FINAL_SLOT}
+        return Client(local.train(client.v, step_size=size, steps=steps, fresh=True, **terms))
 
     def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
-from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
+from mooring.core.minibatches import DRAWS
 from mooring.core.optimizers import ADAPTIVE_OPTIMIZERS, OPTIMIZERS
 from mooring.core.penalty import PenaltyOrRule, PerClientPenalty, parse_lam, uniform_lam
-from mooring.core.solvers import StepSize, TrainTerms, geometric_decay, inverse_decay, train
 from mooring.core.task import HasProx, HasSolve, Task
 from mooring.core.types import JsonObject, as_number
 from mooring.estimates.client_statistics import RIDGE_GRID, ClientStatistics
@@ -242,145 +239,6 @@ def check_local_work(algorithm: LocalWork, *rules: str) -> None:
         raise RequestError(f"{owner}: nesterov needs momentum > 0.")
 
 
-def schedule(
-    algorithm: LocalWork, data: CohortData, round: Round, memory: Tensor | None = None
-) -> tuple[int | None, Tensor, StepSize]:
-    """(rows per batch, each client's number of steps [C], step size) of a round, as the fields of `LocalWork` set them.
-    The k-th local step of the run (from 0, counted as if a client took part in every round) has the step size
-
-        eta_schedule = "inverse"        eta / (1 + decay k)
-                       "steps"          eta (1 - decay)^floor(k / decay_every)
-                       "rounds"         eta (1 - decay)^floor((t - 1) / decay_every) in round t
-                       "epochs"         the same with the whole passes that the client made over its rows so far
-                       "cosine"         eta (1 + cos(pi k / K)) / 2, K the local steps of the whole run
-                       "cosine_rounds"  eta (1 + cos(pi (t - 1) / rounds)) / 2
-                       "horizon"        eta / sqrt(K); decay plays no part
-
-    times (k + 1) / (steps of `warmup` rounds) while that is below 1. `memory` counts the rounds that a client took
-    part in, where "epochs" needs them.
-    """
-    batch = as_number(algorithm.batch) or None
-    work = (None, algorithm.epochs) if algorithm.epochs else (algorithm.steps, None)
-    count = count_local_steps(data.train.size, batch, *work)
-    size = _step_size(algorithm, data, round, memory, count)
-    if not algorithm.warmup or round.t > algorithm.warmup:
-        return batch, count, size
-    before, most = (round.t - 1) * count, algorithm.warmup * count.double()
-
-    def warm(k: int) -> Tensor:
-        return (size(k) if callable(size) else size) * ((before.double() + k + 1) / most).clamp(max=1.0)
-
-    return batch, count, warm
-
-
-def _step_size(algorithm: LocalWork, data: CohortData, round: Round, memory: Tensor | None, count: Tensor) -> StepSize:
-    """The step size of a round before its warm-up: see `schedule`."""
-    kind, eta = algorithm.eta_schedule, as_number(algorithm.eta)
-    decay, every = algorithm.decay, algorithm.decay_every
-    before = (round.t - 1) * count
-    if kind == "horizon":
-        return eta / (round.rounds * count.double()).sqrt()
-    if kind == "cosine":
-        total = round.rounds * count.double()
-        return lambda k: eta * (1 + torch.cos(math.pi * (before.double() + k) / total)) / 2
-    if kind == "cosine_rounds":
-        return eta * (1 + math.cos(math.pi * (round.t - 1) / round.rounds)) / 2
-    if not decay:
-        return eta
-    if kind == "inverse":
-        return inverse_decay(eta, decay, before.double())
-    if kind == "steps":
-        return geometric_decay(eta, decay, before, every)
-    if kind == "rounds":
-        return eta * (1 - decay) ** ((round.t - 1) // every)
-    own = before if memory is None or not memory.shape[1] else memory[:, 0].long() * count
-    passes = batches_per_epoch(data.train.size, as_number(algorithm.batch) or None)
-    return geometric_decay(eta, decay, own, every * passes)
-
-
-def init_memory(algorithm: LocalWork, task: Task, w0: Tensor, models: int = 1) -> Tensor:
-    """[s]: what local training keeps of a client between rounds, before the first: the count of its rounds and the
-    optimizer's state of each of the `models` that it trains; [0] where nothing is asked for."""
-    keeps = algorithm.optimizer_state == "keep" and algorithm.rule.moments
-    if not keeps:
-        return w0.new_zeros(int(algorithm.eta_schedule == "epochs"))
-    return w0.new_zeros(1 + models * algorithm.rule.init(1, task.gradient_dim, w0).shape[1])
-
-
-def count_round(memory: Tensor) -> Tensor:
-    """The clients' memory [C, s] after one more round."""
-    if not memory.shape[1]:
-        return memory
-    return torch.cat([memory[:, :1] + 1, memory[:, 1:]], 1)
-
-
-def train_locally(
-    algorithm: LocalWork,
-    task: Task,
-    w: Tensor,
-    data: CohortData,
-    round: Round,
-    memory: Tensor | None = None,
-    place: int = 0,
-    **terms: Unpack[TrainTerms],
-) -> tuple[Tensor, Tensor]:
-    """Each client's model [C, d] after its local steps from `w`, [d] or [C, d], and its memory [C, s] after them.
-
-    Steps follow the fields of `LocalWork` and `schedule`; `place` is the number of the model among those that a client
-    trains, `terms` are those of `core.solvers.train`: a pull, a shift, a region, a slot.
-    """
-    batch, count, eta = schedule(algorithm, data, round, memory)
-    memory = w.new_zeros(len(data), 0) if memory is None else memory
-    state = load_optimizer_state(algorithm, task, w, memory, place)
-    work: JsonObject = {"batch": batch, "steps": count, "draws": algorithm.draws, "rule": algorithm.rule}
-    v, state = train(task, w, data, round, eta, state=state, **work, **terms)
-    return v, store_optimizer_state(memory, state, place)
-
-
-def load_optimizer_state(algorithm: LocalWork, task: Task, like: Tensor, memory: Tensor, place: int = 0) -> Tensor:
-    """[C, 1 + moments * p]: the optimizer's state of the `place`-th model that clients train, a copy of that in their
-    memory [C, s] or, where they keep none, a fresh one."""
-    fresh = algorithm.rule.init(len(memory), task.gradient_dim, like)
-    columns = _state_columns(fresh, memory, place)
-    return fresh if columns is None else memory[:, columns].clone()
-
-
-def store_optimizer_state(memory: Tensor, state: Tensor, place: int = 0) -> Tensor:
-    """The clients' memory [C, s] with an optimizer's state, if they keep any."""
-    columns = _state_columns(state, memory, place)
-    if columns is None:
-        return memory
-    memory = memory.clone()
-    memory[:, columns] = state
-    return memory
-
-
-def _state_columns(state: Tensor, memory: Tensor, place: int) -> slice | None:
-    begin = 1 + place * state.shape[1]
-    return slice(begin, begin + state.shape[1]) if memory.shape[1] >= begin + state.shape[1] else None
-
-
 def server_step_factor(algorithm: HasServerDecay, round: Round) -> float:
     """The factor of the server's step in round t = 1, 2, ...: 1 / (1 + server_decay (t - 1))."""
     return 1 / (1 + algorithm.server_decay * (round.t - 1))
-
-
-def finetune_global(
-    algorithm: Any,
-    task: Task,
-    w: Tensor,
-    data: CohortData,
-    round: Round,
-    memory: Tensor | None = None,
-    **terms: Unpack[TrainTerms],
-) -> Tensor:
-    """The global model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
-
-    With as many steps as a local update takes, this is what FedAvg's next local update would send back.
-    """
-    next_round = round._replace(t=round.t + 1)
-    batch, _, eta = schedule(algorithm, data, next_round, memory)
-    work = {"epochs": algorithm.tune_epochs} if algorithm.tune_epochs else {"steps": algorithm.tune_steps}
-    return train(
-        task, w, data, next_round, eta, batch=batch, draws=algorithm.draws, rule=algorithm.rule, **work, **terms
-    )[0]

@@ -309,7 +309,7 @@ class LocalStep:
         moved, self._buffers = self.with_buffers(project(moved, self._region)), None
         return self.where_active(moved, w)
 
-    def minimize(self, v: Tensor, how: str, *, pull: Pull, eta: float, steps: int, tol: float = 0.0) -> Tensor:
+    def minimize(self, v: Tensor, how: str, *, pull: Pull, eta: float | Tensor, steps: int, tol: float = 0.0) -> Tensor:
         """[C, d]: the minibatch's loss plus lam/2 |u - w|^2 minimized from v, pull = (lam, w): "exact", or by "descent"
         in at most `steps` of the optimizer until gradients are at most `tol`."""
         lam, w = pull

@@ -5,8 +5,6 @@ The simulator calls these on chunks of hundreds, a client of a deployment on its
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +24,7 @@ def first_states(algorithm: AnyAlgorithm, task: Task, w0: Tensor) -> tuple[State
     """The server's and one client's first state (without the leading [C]), with what local training keeps."""
     server, client = algorithm.init(task, w0)
     work = algorithm.local_work
-    if work is None or is_old(algorithm):
+    if work is None:
         return server, client
     return server, extend_state(client, **{MEMORY: init_memory(work, task, w0)})
 
@@ -48,8 +46,6 @@ def client_update(
 ) -> tuple[StateTree, StateTree]:
     """Run a local update: return new states and messages; `meter` counts the work."""
     task = task if meter is None else count_costs(task, meter)
-    if is_old(algorithm):
-        return algorithm.client_update(server, states, task, data, round)
     client, local = begin_update(algorithm, task, states, data, round)
     client, message = algorithm.client_update(server, client, local)
     if algorithm.local_work is not None:
@@ -61,10 +57,6 @@ def finetune(
     algorithm: AnyAlgorithm, task: Task, server: StateTree, states: StateTree, data: CohortData, round: Round
 ) -> StateTree:
     """The clients' states, without what local training keeps, after their last stage before deployment."""
-    if is_old(algorithm):
-        kind = type(getattr(algorithm, "_algorithm", algorithm))
-        inherited = "task" not in inspect.signature(kind.finetune).parameters
-        return states if inherited else algorithm.finetune(server, states, task, data, round)
     client, local = begin_update(algorithm, task, states, data, round)
     return algorithm.finetune(server, client, local)
 
@@ -82,12 +74,7 @@ def begin_update(
 
 def own_state(algorithm: AnyAlgorithm, states: StateTree) -> StateTree:
     """The algorithm's part of the states."""
-    return states if algorithm.local_work is None or is_old(algorithm) else split_state(states)[0]
-
-
-def is_old(algorithm):
-    kind = type(getattr(algorithm, "_algorithm", algorithm))
-    return "task" in inspect.signature(kind.client_update).parameters
+    return states if algorithm.local_work is None else split_state(states)[0]
 
 
 def finite_states(states: StateTree) -> Tensor:

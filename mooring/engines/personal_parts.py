@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
+from mooring.core.local_training import LocalTraining
 from mooring.core.task import Task, personal_mask
 from mooring.core.types import NamedValues
 from mooring.engines.client_states import extend_state, split_state
@@ -136,18 +137,12 @@ class PersonalParts:
         names = (name for name in server._fields if self._is_split(name, server))
         return server, extend_state(client, **{OWN + name: getattr(server, name)[self._personal] for name in names})
 
-    def client_update(self, server: StateTree, client: StateTree, *local) -> tuple[StateTree, StateTree]:
+    def client_update(self, server: StateTree, client: StateTree, local: LocalTraining) -> tuple[StateTree, StateTree]:
         client, own = split_state(client)
         visible = self._visible_server(server, own)
-        state, message = self._algorithm.client_update(visible, client, *local)
+        state, message = self._algorithm.client_update(visible, client, local)
         if message is not None:
-            after = self._alone.server_update(
-                visible,
-                message,
-                local[-1].round._replace(clients=1, cohort=1, weight=1.0)
-                if len(local) == 1
-                else local[-1]._replace(clients=1, cohort=1, weight=1.0),
-            )
+            after = self._alone.server_update(visible, message, local.round._replace(clients=1, cohort=1, weight=1.0))
             personal = {name: getattr(after, name[len(OWN) :]) for name in own}
             own |= {name: part[:, self._personal] for name, part in personal.items() if part is not None}
         return extend_state(state, **own), self._map(message, lambda part: part[..., self._shared])
@@ -166,9 +161,9 @@ class PersonalParts:
                 personal[name][self._personal] = getattr(server, name)[self._personal]
         return after._replace(**personal)
 
-    def finetune(self, server: StateTree, client: StateTree, *local) -> StateTree:
+    def finetune(self, server: StateTree, client: StateTree, local: LocalTraining) -> StateTree:
         client, own = split_state(client)
-        return extend_state(self._algorithm.finetune(self._visible_server(server, own), client, *local), **own)
+        return extend_state(self._algorithm.finetune(self._visible_server(server, own), client, local), **own)
 
     def personal_model(self, server: StateTree, client: StateTree) -> Tensor:
         client, own = split_state(client)

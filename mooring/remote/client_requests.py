@@ -333,7 +333,9 @@ def compute_test_improvement(node: ClientNode, task: Task, w: Tensor) -> JsonObj
     alone = node.history({"label": LOCAL})
     state = alone.at(max(alone.states, default=0), f"client '{node.name}'")
     unit = node.clients.target_scale**node.task.unit_power
-    local = local_update.extend_model(alone.algorithm.personal_model(alone.server, state), task.dim)
+    local = local_update.extend_model(
+        alone.algorithm.personal_model(alone.server, local_update.own_state(alone.algorithm, state)), task.dim
+    )
     return improvement_on_test_rows(task, w, local, node.clients.test, unit)
 
 

@@ -6,9 +6,9 @@ import torch
 
 from mooring.algorithms.apfl import APFL, alpha_gradient, mix_models
 from mooring.algorithms.base import build
-from mooring.algorithms.hyperparameters import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import schedule
 from mooring.data.clients import from_arrays
 from mooring.engines import local_update
 from mooring.engines.participation import sample_cohort

@@ -10,10 +10,10 @@ from mooring.algorithms.hyperparameters import (
     NETWORK_LAM_PER_CURVATURE,
     auto_lam,
     auto_ridge,
-    schedule,
 )
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import schedule
 from mooring.data.clients import from_arrays
 from mooring.engines.local_update import first_states
 from mooring.estimates.client_statistics import RIDGE_GRID, collect_statistics

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.algorithms.hyperparameters import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.core.local_training import schedule
 from mooring.core.optimizers import Optimizer
 from mooring.engines import local_update
 from mooring.tasks.linear import Linear

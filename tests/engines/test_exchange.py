@@ -159,8 +159,8 @@ class Sketched(Algorithm):
     def init(self, task, w0):
         return Sketch(w0), Sketch(w0.new_zeros(self.size))
 
-    def client_update(self, server, client, task, data, round):
-        return Sketch(client.w + 1), server.w.expand(len(data), -1)
+    def client_update(self, server, client, local):
+        return Sketch(client.w + 1), local.expand(server.w)
 
     def server_update(self, server, mean, round):
         return Sketch(server.w + mean)

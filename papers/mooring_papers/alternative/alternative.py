@@ -63,9 +63,8 @@ def personal_models(rule: Dichotomous, federation: Problem, seed: int) -> Tensor
     m = len(federation.clients)
     server, client = rule.init(federation.task, federation.task.start())
     turn = Round(1, 1, m, m, 1.0, seed)
-    return rule.client_update(server, client, LocalTraining(rule, federation.task, federation.clients.cohort(), turn))[
-        0
-    ].v
+    local = LocalTraining(rule, federation.task, federation.clients.cohort(), turn)
+    return rule.client_update(server, client, local)[0].v
 
 
 def near_envelope(rule: str, factor: float):
