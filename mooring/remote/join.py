@@ -70,8 +70,8 @@ def join(
 ) -> list[JsonObject]:
     """Take part with one client's table until its runs are finished; return each run's losses and the model's path.
 
-    Of several runs, those that this client has finished are not repeated. With `again` its operator agrees that the same
-    rows are added up with another cohort than before. `kinds` are clients by the purpose of a run.
+    Of several runs, those that this client has finished are not repeated. With `again` its operator agrees that the
+    same rows are added up with another cohort than before. `kinds` are clients by the purpose of a run.
     """
     from mooring.remote.http.client import ServerAddress, answer_until, split_address
 

@@ -177,7 +177,7 @@ def spoil_one(what, number, change, who=BAD):
 
 def check_outcome(federation, outcome, who=BAD, start=0.0):
     """Only the liar is named, or the others have what they have in an honest run; nothing controls the terminal."""
-    nodes, result, error, said = outcome
+    _, result, error, said = outcome
     assert time.process_time() - start < federation.cpu + MAX_CPU_SECONDS
     assert all(sentence.isprintable() and len(sentence) < 900 for sentence in said)
     if error is None:

@@ -217,7 +217,7 @@ def test_one_key_in_two_statements_does_not_cancel_masks(disguise):
     false = cohort.statements[0] | {"public": text}
     statements = [false, *cohort.statements[1:]]
     if disguise in ("capitals", "swapped"):
-        with pytest.raises(RequestError, match="not a client's statement|have the same key"):
+        with pytest.raises(RequestError, match=r"not a client's statement|have the same key"):
             check_cohort(statements, own, 3)
         return
     changed = check_cohort(statements, own, 3)

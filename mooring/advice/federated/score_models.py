@@ -1,8 +1,8 @@
 """Models on linear scores, fitted to one client's rows: what each client computes for itself.
 
-A row has K scores z = J v, one for regression, two classes and counts, one per class otherwise. J [n, K, D] is made of the
-row's columns and an intercept, in the order of the task's coefficients. A personal model is v = w + S b, where S picks
-the coefficients that may differ from the center w, and
+A row has K scores z = J v, one for regression, two classes and counts, one per class otherwise. J [n, K, D] is made of
+the row's columns and an intercept, in the order of the task's coefficients. A personal model is v = w + S b, where S
+picks the coefficients that may differ from the center w, and
 
     b = arg min  sum_j nll(J_j w + J_j S b; y_j) / phi + 1/2 b' L b
 
@@ -11,11 +11,11 @@ of all rows,
 
     z_B without B = z_B + J_B u + (I - H W)^-1 (H g - J_B S M^-1 C u + H W J_B u)
 
-    M = sum_j S'J_j'W_j J_j S + L,   C = sum_j S'J_j'W_j J_j,   H = J_B S M^-1 S'J_B',   g, W: slopes and curvatures of B
+    M = sum_j S'J_j'W_j J_j S + L,   C = sum_j S'J_j'W_j J_j,   H = J_B S M^-1 S'J_B',   g, W: slopes, curvatures of B
 
 where u is what the center moves by if it does without B, u = G J_B' (I - W0 h)^-1 g0 with h = J_B G J_B' and slopes and
-curvatures at the center, G being the inverse of all clients' curvature. For squared losses this is exact: no model needs
-a second fit, and nothing but G and w has to be known of the other clients.
+curvatures at the center, G being the inverse of all clients' curvature. For squared losses this is exact: no model
+needs a second fit, and nothing but G and w has to be known of the other clients.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _own_freedom(rows: Tensor) -> Tensor:
 
 
 class _Side:
-    """The difference of one alternative, k = 0 (local) or 1 (global), from the personal model, of a cohort's clients."""
+    """How one alternative, k = 0 (local) or 1 (global), differs from the personal model, of a cohort's clients."""
 
     def __init__(self, held: LossSums, own: LossSums, k: int, divergence: Tensor, count: Tensor):
         self.k, self.rows, self.count = k, held.rows, count
