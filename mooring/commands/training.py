@@ -70,6 +70,10 @@ def advise(
     csv_: Csv = False,
     track: Track = None,
     trust_code: TrustCode = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what clients of a federation would send for a run file, and stop.")
+    ] = False,
+    columns: Annotated[int, typer.Option("--columns", help="Encoded columns that --plan counts with.")] = 20,
     **given: Any,
 ) -> None:
     """Recommend a model for every client.
@@ -77,6 +81,9 @@ def advise(
     Each client is recommended its local model, the global model or a personal one, with its improvement over the others
     and the confidence in it.
     """
+    if plan:
+        show_plan(source, columns)
+        return
     with lasting_imports():
         from mooring.advice.advise import advise as run
         from mooring.advice.advise import as_json
@@ -89,6 +96,19 @@ def advise(
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
     show_written(display, out, instead, per_client, advice.job.clients.notes)
     log_to_tracker(display, out, track)
+
+
+def show_plan(source: str, columns: int) -> None:
+    """Print the plan of a run file."""
+    from mooring.advice.federated.plan_text import describe_plan
+    from mooring.engines.request import read_federation_request
+    from mooring.report.terminal import Display
+
+    if not str(source).endswith(".toml"):
+        raise RequestError(f"--plan needs the run file of a federation, such as run.toml, not {source}.")
+    display = Display()
+    for line in describe_plan(read_federation_request(source), columns):
+        display.print_line(line)
 
 
 def show_written(

@@ -318,7 +318,8 @@ def check_seeds(request: Payload, reply: Payload, client: str) -> None:
 FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "attempt": int, "base": int, "calls": dict, "commitments": dict, "cohort": list, "draft": dict, "field": str,
     "formula": dict, "fresh": bool, "hold": list, "hyperparameters": dict, "index": int, "label": str, "notes": list,
-    "number": int, "secret": str, "p": (int, float), "parts": list, "plan": dict, "protocol": int, "record": dict, "round": list, "row": dict,
+    "number": int, "secret": str, "p": (int, float), "parts": list, "plan": dict, "protocol": int, "record": dict,
+    "round": list, "row": dict,
     "asks": list, "schema": dict, "session": str, "shape": (dict, type(None)), "shapes": dict, "shares": dict,
     "signatures": dict, "start": str, "statements": dict, "summary": dict, "survivors": list, "version": str,
     "wanted": dict, "why": str,

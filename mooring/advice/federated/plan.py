@@ -16,7 +16,7 @@ from mooring.advice.federated import estimate as steps
 from mooring.advice.federated.estimate import Budget, Shape, candidates_of
 from mooring.advice.inference import improvements, recommendation
 from mooring.core.summing import Step
-from mooring.data import schema_sums
+from mooring.data import level_sums, schema_sums
 from mooring.remote.transcript import PROTOCOL, canonical_bytes
 from mooring.runs.runfile import RunFile
 
@@ -115,7 +115,14 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
 def plan_digest(run: RunFile) -> str:
     """Return a digest of all that decides what is added up; the run file's own digest is signed beside it."""
     constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES, steps.CURVE_RIDGES]
-    everything = [*vars(steps).values(), *vars(curves).values(), *vars(schema_sums).values(), *EVIDENCE, RESULTS]
+    everything = [
+        *vars(steps).values(),
+        *vars(curves).values(),
+        *vars(schema_sums).values(),
+        *vars(level_sums).values(),
+        *EVIDENCE,
+        RESULTS,
+    ]
     declared = sorted(
         [part.name, part.quantum, part.linear, part.times] for part in everything if isinstance(part, Step)
     )
