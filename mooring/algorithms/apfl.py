@@ -166,7 +166,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, server.w
         mixture = self.mix_at_once(server.w, client, local)
         if mixture is None:
-            start = Mixture(local.expand(server.w), client.v, client.alpha)
+            mixture = start = Mixture(local.expand(server.w), client.v, client.alpha)
             for now, mixture in enumerate(self.local_steps(start, local), start=before + 1):
                 if self.output == "average":
                     average = update_mean(average, mixture.v, share(self.shift, now - 1, now))

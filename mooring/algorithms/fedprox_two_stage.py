@@ -138,7 +138,7 @@ class FedProxTwoStage(SendsPull, Algorithm[Server, Client, Message]):
     def work(self, local: LocalTraining) -> int | Tensor:
         """K_t."""
         if self.schedule == "constant":
-            return local.schedule.count
+            return local.schedule.steps
         mu, smooth = as_number(self.mu), as_number(self.smooth)
         most = smooth * UNIT_DIAMETER**2 / 2  # how far losses in W lie above their minimum
         return inner_steps(local.round.t - 1, mu, smooth, uniform_lam(self.lam), most, UNIT_DIAMETER)

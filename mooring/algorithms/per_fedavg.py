@@ -26,7 +26,7 @@ from torch import Tensor
 from mooring.algorithms.base import Algorithm, NoState
 from mooring.algorithms.hyperparameters import auto_eta, check_ranges, resolve_auto
 from mooring.algorithms.server_optimizers import GlobalServer, GlobalState
-from mooring.core.cohort import Condensed
+from mooring.core.cohort import Condensed, StateTree
 from mooring.core.local_training import LocalTraining
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task
@@ -75,7 +75,7 @@ class PerFedAvg(LocalWork, GlobalServer, Algorithm[GlobalState, NoState, Tensor]
         eta, batch = as_number(self.inner_eta), as_number(self.batch)
         return Tuned(local.next_round.sgd(server.w, eta, steps=self.tune_steps, batch=batch, draws=self.draws))
 
-    def personal_model(self, server: GlobalState, client: Tuned) -> Tensor:
+    def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v
 
     @property

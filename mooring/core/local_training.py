@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
     """The work of a round: rows of a minibatch, each client's number of steps [C], and the size of the k-th step."""
 
     batch: int | None  # None: all rows
-    count: Tensor
+    steps: Tensor
     eta: StepSize
 
 
@@ -141,7 +141,7 @@ class LocalTraining:
         plan = schedule(self.work, data, self.round, self._memory[: len(data)], eta=eta, steps=steps, epochs=epochs)
         state = self._fresh_state(task, data, w) if fresh else self._claim_state(task, data, w)
         v, state = train(
-            task, w, data, self.round, plan.eta if step_size is None else step_size, batch=plan.batch, steps=plan.count,
+            task, w, data, self.round, plan.eta if step_size is None else step_size, batch=plan.batch, steps=plan.steps,
             draws=self.work.draws, rule=self.work.rule, state=state, **terms,
         )  # fmt: skip
         if not fresh:
@@ -153,8 +153,8 @@ class LocalTraining:
 
         With as many steps as a local update takes, this is what FedAvg's next local update would send back.
         """
-        then, amount = self.next_round, {"epochs": epochs} if epochs else {"steps": steps}
-        return then.train(w, step_size=then.schedule.eta, fresh=True, **amount, **terms)
+        then = self.next_round
+        return then.train(w, step_size=then.schedule.eta, steps=steps, epochs=epochs, fresh=True, **terms)
 
     def sgd(self, w: Tensor, eta: float, *, steps: int, batch: int, draws: str = "passes") -> Tensor:
         """[C, d]: w after so many plain steps of size `eta` on minibatches of `batch` rows (0: all rows)."""
@@ -185,7 +185,7 @@ class LocalTraining:
         if how == "exact":
             return require(self.task, HasProx).prox(center, lam, rows, v)
         size, most = self.work.eta if eta is None else eta, self.work.steps if steps is None else steps
-        return descend_to_tolerance(self.task, v, rows, lam, center, as_number(size), tol=tol, most=most)
+        return descend_to_tolerance(self.task, v, rows, lam, center, resolved_eta(size), tol=tol, most=most)
 
     # Steps of the algorithm's own
 
@@ -212,7 +212,7 @@ class LocalTraining:
         """
         size = as_number(self.work.batch) if batch is None else batch
         return minibatches(
-            self.task, self.data, self.round, batch=size or None, steps=self.schedule.count if steps is None else steps,
+            self.task, self.data, self.round, batch=size or None, steps=self.schedule.steps if steps is None else steps,
             slot=slot, draws=self.work.draws if draws is None else draws, part=part, trains_buffers=trains_buffers,
         )  # fmt: skip
 
@@ -363,7 +363,7 @@ def schedule(
     if steps is None and not epochs:
         steps, epochs = work.steps, work.epochs
     count = count_local_steps(data.train.size, batch, *((None, epochs) if epochs else (steps, None)))
-    size = _step_size(work, as_number(work.eta if eta is None else eta), data, round, memory, count)
+    size = _step_size(work, resolved_eta(work.eta if eta is None else eta), data, round, memory, count)
     if not work.warmup or round.t > work.warmup:
         return Schedule(batch, count, size)
     before, most = (round.t - 1) * count, work.warmup * count.double()
@@ -372,6 +372,13 @@ def schedule(
         return (size(k) if callable(size) else size) * ((before.double() + k + 1) / most).clamp(max=1.0)
 
     return Schedule(batch, count, warm)
+
+
+def resolved_eta(eta: Eta) -> float | Tensor:
+    """The step size of a hyperparameter that is resolved; a word is refused."""
+    if isinstance(eta, str):
+        raise TypeError(f"eta = {eta!r} is not resolved yet.")
+    return eta
 
 
 def _step_size(

@@ -83,13 +83,13 @@ def project(w: Tensor, region: Region | None) -> Tensor:
     return center + gap * (region.radius / norm.clamp(min=region.radius))
 
 
-def inverse_decay(eta: float, decay: float, before: float | Tensor = 0) -> Callable[[int], float | Tensor]:
+def inverse_decay(eta: float | Tensor, decay: float, before: float | Tensor = 0) -> Callable[[int], float | Tensor]:
     """The step size eta / (1 + decay * k), k counted on from `before` (a number or [C]); decay 0 is constant."""
     return lambda k: eta / (1 + decay * (before + k))
 
 
 def geometric_decay(
-    eta: float, decay: float, before: int | Tensor = 0, every: int | Tensor = 1
+    eta: float | Tensor, decay: float, before: int | Tensor = 0, every: int | Tensor = 1
 ) -> Callable[[int], Tensor]:
     """The step size eta (1 - decay)^j, j full stretches of `every` steps (a number or [C]) done before the k-th step,
     k counted on from `before` (a number or [C])."""

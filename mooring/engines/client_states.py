@@ -22,7 +22,7 @@ MIN_DISK_BYTES = 1_000_000_000  # bytes of one field of all clients' states from
 
 def extend_state(state: StateTree, **added: Tensor) -> StateTree:
     """An algorithm's client state with fields of the engine behind its own."""
-    return _extended_type(type(state), tuple(added))(*state, *added.values())
+    return _extended_type(type(state), tuple(added))(*state, *added.values())  # type: ignore[arg-type]
 
 
 def split_state(state: StateTree) -> tuple[StateTree, dict[str, Tensor]]:
@@ -38,7 +38,7 @@ def _extended_type(kind: StateTree, added: tuple[str, ...]) -> StateTree:
     for name in added:
         if name in kind._fields:
             raise RequestError(f"a client's state has a field {name!r}, which the engine adds itself; rename it.")
-    extended = namedtuple(kind.__name__, (*kind._fields, *added))
+    extended = namedtuple(kind.__name__, (*kind._fields, *added))  # type: ignore[misc]
     extended.extends = kind  # type: ignore[attr-defined]
     return extended
 

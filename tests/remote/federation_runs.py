@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mooring.algorithms.base import algorithm_names, find
+from mooring.engines.personal_parts import PersonalParts
 from mooring.engines.request import request
 from mooring.remote.client_node import ClientNode
 from mooring.remote.requests import REQUESTS
@@ -58,6 +59,8 @@ def is_alike(one, other):
         return one == pytest.approx(other, rel=ROUNDING, nan_ok=True)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_alike, one, other))
+    if isinstance(one, PersonalParts):
+        return torch.equal(one.mask, other.mask) and is_alike(one._algorithm, other._algorithm)
     if is_dataclass(one):
         same = (is_alike(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
         return type(one) is type(other) and all(same)

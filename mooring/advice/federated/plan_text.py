@@ -17,7 +17,7 @@ FEW_CLIENTS = 5  # below which all but one of them are few
 
 SCHEMA_NUMBERS = {  # of the agreement on a schema, at most: in words, since they depend on the kinds of columns
     schema_sums.SURVEY: "243 per column",
-    schema_sums.RANGES: "up to 48 per client and column; 12,288 for classes",
+    schema_sums.RANGES: "48 per client and column; classes 12,288",
     schema_sums.CENTERS: "213 per numeric column; 65 per class",
     schema_sums.DISTANCES: "640 per numeric column",
     schema_sums.LEVELS: "12,288 per category",
@@ -56,8 +56,8 @@ def describe_plan(run: RunFile, columns: int) -> list[str]:
         out += [f"{'':48}{line}" for line in purpose[1:]]
     if run.advice is None or run.advice.shape != LINEAR:
         out += [
-            "Where the clients have enough rows, a histogram of 32 bins of every numeric column",
-            "is added up as well, and the sums of the models include spline columns.",
+            "Where the clients have enough rows, a histogram of 32 bins of every numeric",
+            "column is added up as well, and sums of the models include spline columns.",
         ]
     total = sum(part.counted for part in planned)
     out += [

@@ -8,6 +8,7 @@ import torch
 
 from mooring.algorithms.fedprox_two_stage import FedProxTwoStage
 from mooring.core.cohort import Round
+from mooring.core.local_training import LocalTraining
 from mooring.data.clients import Clients
 from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.engines.training_state import TrainingPlan
@@ -74,10 +75,13 @@ def inside(task: Logistic, data: Clients, w0: torch.Tensor, seed: int) -> np.nda
     """Return [K]: the largest client's squared distance from its proximal point after k local steps from w_0."""
     w = w0.expand(CLIENTS, -1)
     goal = task.prox(w, LAM, data.train.full(task))
-    cohort, turn = data.cohort(), Round(1, 1, CLIENTS, CLIENTS, 1.0, seed)
-    eta = partial(theory.local_step, mu=MU, lam=LAM)
-    pull = torch.full_like(w, LAM)
-    models = [w if k == 0 else algorithm().soft_local_sgd(w, w, pull, task, cohort, turn, eta, k) for k in PLACES]
+    turn, method = Round(1, 1, CLIENTS, CLIENTS, 1.0, seed), algorithm()
+    local = LocalTraining(method, task, data.cohort(), turn)
+    size, pull = partial(theory.local_step, mu=MU, lam=LAM), (torch.full_like(w, LAM), w)
+    models = [
+        w if k == 0 else local.train(w, step_size=size, steps=k, pull=pull, region=method.region, fresh=True)
+        for k in PLACES
+    ]
     return np.array([float((v - goal).square().sum(1).max()) for v in models])
 
 
