@@ -177,7 +177,7 @@ def lead(
 ) -> tuple[Task, Clients, FederationResult, list[str]]:
     """Ask for step after step until the program has ended."""
     part, number, total = next(program), 0, None
-    result: tuple[Task, Clients, FederationResult, list[str]]
+    result: tuple[Task, Clients, FederationResult, list[str]] | None = None
     while True:
         tensors = {} if total is None else {"total": torch.from_numpy(total.astype("<i8"))}
         fields = {
@@ -189,6 +189,7 @@ def lead(
             for name, is_done in zip(names, ended):
                 if not is_done:
                     raise ClientFailedError(name, f"client '{name}' has further steps than the server.")
+            assert result is not None
             return result
         size = np.atleast_2d(part.values).shape[1] + 1 + TAG_WORDS
         for name in names:
