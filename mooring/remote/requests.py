@@ -365,23 +365,23 @@ REQUESTS: dict[str, Request] = {
     "survey": Request(
         client_requests.handle_survey,
         "for every column: counts of values, rounded extremes, median and quartiles; classes of the target",
-        "notes? formula?", "schema", check_survey, MAX_SCHEMA_VALUES, purposes=EVERY,
+        "notes? formula?", "schema", check_survey, MAX_SCHEMA_VALUES,
     ),
     "tally": Request(
         client_requests.handle_tally,
         "for every column: sums of values, and how many rows have each level of a category",
-        "plan notes? formula?", "schema", check_tally, MAX_SCHEMA_VALUES, purposes=EVERY,
+        "plan notes? formula?", "schema", check_tally, MAX_SCHEMA_VALUES,
     ),
     "names": Request(
         client_requests.handle_names, "names of levels that are rare here and common over all clients",
-        "plan wanted formula?", "schema", check_names, MAX_SCHEMA_VALUES, purposes=EVERY,
+        "plan wanted formula?", "schema", check_names, MAX_SCHEMA_VALUES,
     ),
     "spread": Request(
         client_requests.handle_spread, "for every column: the sum of squares about the mean of all clients",
-        "plan draft notes? formula?", "schema", check_spread, MAX_SCHEMA_VALUES, purposes=EVERY,
+        "plan draft notes? formula?", "schema", check_spread, MAX_SCHEMA_VALUES,
     ),
     "adopt": Request(
-        client_requests.handle_adopt, "numbers of rows", "schema fresh", "schema", check_adopt, purposes=EVERY
+        client_requests.handle_adopt, "numbers of rows", "schema fresh", "schema", check_adopt
     ),
     "client_statistics": Request(
         client_requests.handle_client_statistics, "a few numbers about the curvature and noise of the loss",
