@@ -51,7 +51,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 CONTENT = "content"  # of a message: the name of its record, and of the bytes in it
-RESEND_SECONDS, PULL_SECONDS, TTL_SECONDS = 60.0, 0.5, 3600.0
+RESEND_SECONDS, PULL_SECONDS, TTL_SECONDS = 180.0, 0.5, 3600.0
 START_SECONDS = 300.0  # for a SuperLink on a busy machine
 MAX_CACHED_CLIENTS = 16  # clients whose rows one process of the simulation keeps in memory
 MARK = "mooring-progress "  # begins a line of JSON in the log of the server's app
