@@ -137,11 +137,11 @@ def from_record(message: Message) -> bytes:
 
 
 @lru_cache(MAX_CACHED_CLIENTS)
-def _load_client(kind: type[ClientNode], run: str, data: str, state: str, name: str | None = None) -> ClientNode:
+def _load_client(kind: Any, run: str, data: str, state: str, name: str | None = None) -> ClientNode:
     return kind(read_federation_request(run), data, state, name)
 
 
-def make_client_app(kind: type[ClientNode], nodes: Mapping[int, Mapping[str, str]] | None = None) -> ClientApp:
+def make_client_app(kind: Any, nodes: Mapping[int, Mapping[str, str]] | None = None) -> ClientApp:
     """The app of a client: its node's configuration names run file, table and state, or `nodes` by partition does."""
     app = ClientApp()
 
@@ -230,7 +230,7 @@ def stock_processes(home: Path, nodes: Mapping[str, Mapping[str, object]]) -> It
         def start(name: str, *command: str) -> None:
             environment = flower_environment(home / name)
             with open_log(home / f"{name}.log") as log:
-                words = [bin_folder / command[0], "--insecure", "--host", "127.0.0.1", *command[1:]]
+                words = [str(bin_folder / command[0]), "--insecure", "--host", "127.0.0.1", *command[1:]]
                 stack.callback(stop_process, subprocess.Popen(words, env=environment, stdout=log, stderr=log))
 
         start("superlink", "flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
