@@ -51,7 +51,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 CONTENT = "content"  # of a message: the name of its record, and of the bytes in it
-RESEND_SECONDS, PULL_SECONDS, TTL_SECONDS = 60.0, 0.5, 3600.0
+RESEND_SECONDS, PULL_SECONDS, TTL_SECONDS = 180.0, 0.5, 3600.0
 START_SECONDS = 300.0  # for a SuperLink on a busy machine
 MAX_CACHED_CLIENTS = 16  # clients whose rows one process of the simulation keeps in memory
 MARK = "mooring-progress "  # begins a line of JSON in the log of the server's app
@@ -137,11 +137,11 @@ def from_record(message: Message) -> bytes:
 
 
 @lru_cache(MAX_CACHED_CLIENTS)
-def _load_client(kind: type[ClientNode], run: str, data: str, state: str, name: str | None = None) -> ClientNode:
+def _load_client(kind: Any, run: str, data: str, state: str, name: str | None = None) -> ClientNode:
     return kind(read_federation_request(run), data, state, name)
 
 
-def make_client_app(kind: type[ClientNode], nodes: Mapping[int, Mapping[str, str]] | None = None) -> ClientApp:
+def make_client_app(kind: Any, nodes: Mapping[int, Mapping[str, str]] | None = None) -> ClientApp:
     """The app of a client: its node's configuration names run file, table and state, or `nodes` by partition does."""
     app = ClientApp()
 
@@ -230,7 +230,7 @@ def stock_processes(home: Path, nodes: Mapping[str, Mapping[str, object]]) -> It
         def start(name: str, *command: str) -> None:
             environment = flower_environment(home / name)
             with open_log(home / f"{name}.log") as log:
-                words = [bin_folder / command[0], "--insecure", "--host", "127.0.0.1", *command[1:]]
+                words = [str(bin_folder / command[0]), "--insecure", "--host", "127.0.0.1", *command[1:]]
                 stack.callback(stop_process, subprocess.Popen(words, env=environment, stdout=log, stderr=log))
 
         start("superlink", "flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")

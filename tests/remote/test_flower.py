@@ -19,12 +19,12 @@ pytestmark = FORKS
 @pytest.mark.processes
 def test_stock_commands_give_the_same_models(tmp_path):
     """A SuperLink, SuperNodes and `flwr run`, as Flower has them."""
-    path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2, training="baselines = false")
+    path, folder = run_file(tmp_path, "fedavg", rounds=1, clients=2, training="baselines = false")
     reports, progress = [], []
     out = run_flower_federation(
         path, folder, tmp_path / "out", find_kinds(), find_leads(), reports.append, lambda *done: progress.append(done)
     )
-    assert ("fedavg", 2, 2) in progress and "client 'site 0' connected" in reports
+    assert ("fedavg", 1, 1) in progress and "client 'site 0' connected" in reports
     assert_models_are_the_simulators(path, out, serve.server_folder(out))
 
 
@@ -72,7 +72,7 @@ def reply(number, content=None):
 
 
 def test_a_message_that_flower_lost_is_sent_again(monkeypatch):
-    """After a minute, then after two; a reply to either counts, once, and an error is a reason."""
+    """After three minutes, then after six; a reply to either counts, once, and an error is a reason."""
     now = [0.0]
     monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
     monkeypatch.setattr(flower, "Message", lambda *about, **how: about)  # Flower's needs a run
@@ -81,11 +81,11 @@ def test_a_message_that_flower_lost_is_sent_again(monkeypatch):
     assert [node.id for node in transport.nodes()] == ["7", "8"]
     (one,), (two,) = transport.push([("7", b"one")]), transport.push([("8", b"two")])
     assert transport.pull([one, two]) == {} and len(grid.pushed) == 2
-    now[0] = 61.0
+    now[0] = 181.0
     assert transport.pull([one]) == {} and len(grid.pushed) == 3  # nobody waits for the other
-    now[0] = 150.0
+    now[0] = 500.0
     assert transport.pull([one]) == {} and len(grid.pushed) == 3
-    now[0] = 182.0
+    now[0] = 542.0
     grid.replies = [reply("f3", b"late"), reply("f9", b"unknown")]
     assert transport.pull([one]) == {one: b"late"}
     assert flower.from_record(SimpleNamespace(content=flower.to_record(b"x"))) == b"x"
