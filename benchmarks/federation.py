@@ -5,17 +5,10 @@ work.
 
 Processes on this machine; those of Mooring over TLS, with enrolled keys. A round is ten steps of gradient descent on
 each client's own table (100 rows, 5 columns), the weighted mean, and all clients' losses under it. Times are medians of
-<<<<<<< HEAD
-the time between
-rounds, without the first, and the mean CPU time of all processes per round: on a busy machine the wall-clock time
-depends on the load. Megabytes are those of the server's app and of the largest client, after the second round and after
-the last: their difference over many rounds is a leak (`--clients 20 --rounds 100 --ways mooring --evaluate 100`).
-=======
 the time between rounds, without the first, and the mean CPU time of all processes per round: on a busy machine the
 wall-clock time depends on the load. Megabytes are those of the server and of the largest client, after the second round
 and after the last: their difference over many rounds is a leak
 (`--clients 20 --rounds 100 --ways mooring --evaluate 100`).
->>>>>>> transport
 
 The hand-written app follows Flower's own tutorial: `FedAvg.start` and a stock node for each client.
 """

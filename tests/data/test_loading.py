@@ -337,6 +337,8 @@ def test_names_of_other_data_sets():
 
     assert set(datasets.LOADERS) == set(BENCHMARKS)
     assert [datasets.describe(name)["name"] for name in datasets.known_datasets()] == [
+        "flights",
+        "penguins",
         "heart",
         "parkinsons",
         *BENCHMARKS,

@@ -29,7 +29,7 @@ from mooring.data.schema_client import (
 from mooring.data.schema_server import SchemaPlan, complete_schema, draft_schema, plan_schema
 from mooring.data.table_sources import read_source
 from mooring.data.tables import Table
-from mooring.engines.flower.server_run import notes_visible_to
+from mooring.remote.server_run import notes_visible_to
 
 NAMES = ["10", "9", "b", "B ", "é", "007", "7"]
 
