@@ -15,6 +15,7 @@ every second, so that a revoked key is refused at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import queue
@@ -221,7 +222,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=MAX_CONNECTIONS)
     except OSError as error:
-        why = "is taken" if error.errno == 98 else f"cannot be used ({error.strerror or error})"
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
         raise RequestError(f"port {port} of {host} {why}; choose --port.") from error
 
 
