@@ -50,6 +50,7 @@ from mooring.remote.http.signatures import (
     Refusal,
     SignedRequest,
     Verifier,
+    encode_digest,
 )
 from mooring.remote.transport import Node
 
@@ -178,7 +179,7 @@ class HttpTransport:
             raise Refusal(408, "the reply did not arrive in time") from error
         finally:
             channel.reading = False
-        if digest.hexdigest() != signed.digest:
+        if encode_digest(digest) != signed.digest:
             raise Refusal(400, "the body is another one than the signed one")
         self.counts["received_bytes"] += int(length)
         return b"".join(pieces)
