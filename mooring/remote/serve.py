@@ -160,7 +160,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def server_folder(out: Path) -> Path:
-    """Return the folder of the server's own files: keys, logs, Flower's state."""
+    """Return the folder of the server's own files: keys, logs, audit."""
     return out.with_name(out.name + ".federation")
 
 

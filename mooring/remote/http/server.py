@@ -15,6 +15,7 @@ every second, so that a revoked key is refused at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import queue
@@ -49,6 +50,7 @@ from mooring.remote.http.signatures import (
     Refusal,
     SignedRequest,
     Verifier,
+    encode_digest,
 )
 from mooring.remote.transport import Node
 
@@ -177,7 +179,7 @@ class HttpTransport:
             raise Refusal(408, "the reply did not arrive in time") from error
         finally:
             channel.reading = False
-        if digest.hexdigest() != signed.digest:
+        if encode_digest(digest) != signed.digest:
             raise Refusal(400, "the body is another one than the signed one")
         self.counts["received_bytes"] += int(length)
         return b"".join(pieces)
@@ -221,7 +223,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=MAX_CONNECTIONS)
     except OSError as error:
-        why = "is taken" if error.errno == 98 else f"cannot be used ({error.strerror or error})"
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
         raise RequestError(f"port {port} of {host} {why}; choose --port.") from error
 
 

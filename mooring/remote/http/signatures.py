@@ -61,14 +61,18 @@ class Signer:
     def __init__(self, private: ec.EllipticCurvePrivateKey, clock: Callable[[], float] = time.time):
         self.private, self.clock = private, clock
         self.public = base64.b64encode(public_bytes(private.public_key())).decode()
-        self.session, self.number = secrets.token_hex(16), 0
+        self.session, self.number = secrets.token_hex(8), 0
 
     def headers(self, method: str, path: str, body: bytes, message: str = "") -> dict[str, str]:
         self.number += 1
-        digest = hashlib.sha256(body).hexdigest()
+        digest = encode_digest(hashlib.sha256(body))
         line = f"{self.public} {self.session} {self.number} {self.clock():.3f} {message or NO_MESSAGE} {digest}"
         signature = self.private.sign(signed_bytes(method, path, line), SIGNED_WITH)
         return {SIGNED: line, SIGNATURE: base64.b64encode(signature).decode()}
+
+
+def encode_digest(digest: hashlib._Hash) -> str:
+    return base64.b64encode(digest.digest()).decode().rstrip("=")
 
 
 def signed_bytes(method: str, path: str, line: str) -> bytes:
