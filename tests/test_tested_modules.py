@@ -12,8 +12,6 @@ from tests.support.repository import ROOT
 TESTED_IN = {  # a module, or a package of modules that are tested alike: the test file
     "__main__": "journeys/test_operator.py",
     "advice.evaluation.held_out_predictions": "advice/test_advise.py",
-    "advice.remote.columns": "advice/test_remote_server.py",
-    "advice.remote.flower_app": "engines/test_flower_processes.py",
     "advice.reporting.explanations": "advice/test_advise.py",
     "advice.reporting.target_units": "advice/test_advise.py",
     "algorithms": "algorithms/test_contract.py",

@@ -193,29 +193,42 @@ def test_moments_of_clients_by_least_squares_over_all_totals():
             part = program.send(total)
 
     target = np.concatenate([total for step, total in sent if step.name in (NOISE.name, SPREAD.name)])
-    guess = np.tile(pooled / clients, (clients, 1))
-    found, size = guess.copy(), truth.shape[1]
-    unit = np.abs(target) + 1.0
-    for _ in range(3):
-        base = np.array([forward_one(row) for row in found])
-        slopes = np.zeros((clients, size, len(target)))
+    guess, size = np.tile(pooled / clients, (clients, 1)), truth.shape[1]
+    unit, scale = np.abs(target) + 1.0, np.abs(truth).mean(0) / 4  # of numbers sent, and of moments
+
+    def misfit(found):
+        return (target - sum(map(forward_one, found))) / unit
+
+    def slopes(found):
+        """[numbers, moments]: the last client has what the pooled moments leave."""
+        out = np.zeros((clients, size, len(target)))
         for i in range(clients):
+            base = forward_one(found[i])
             for k in range(size):
                 moved = found[i].copy()
-                moved[k] += 1e-4 * (abs(moved[k]) + 1)
-                slopes[i, k] = (forward_one(moved) - base[i]) / (1e-4 * (abs(found[i, k]) + 1))
-        free = (
-            np.concatenate([slopes[i] - slopes[-1] for i in range(clients - 1)]) / unit
-        )  # the pooled moments are kept
-        step = np.linalg.lstsq(free.T, (target - base.sum(0)) / unit, rcond=1e-6)[0].reshape(clients - 1, size)
-        trial = found.copy()
-        trial[:-1] += step
-        trial[-1] = pooled - trial[:-1].sum(0)
-        found = trial
-    rank = np.linalg.matrix_rank(free, tol=1e-8 * np.linalg.norm(free, 2))
-    assert rank <= len(target) and rank <= 0.25 * (clients - 1) * size
-    error, blind = (np.linalg.norm(one - truth) for one in (found, guess))
-    assert error > 0.6 * blind
+                moved[k] += 1e-4 * scale[k]
+                out[i, k] = (forward_one(moved) - base) / 1e-4
+        return ((out[:-1] - out[-1]).reshape(-1, len(target)) / unit).T
+
+    found, damping, start_misfit = guess.copy(), 1e-2, np.linalg.norm(misfit(guess))
+    for _ in range(5):
+        jacobian, error = slopes(found), misfit(found)
+        for _ in range(8):
+            inner = jacobian @ jacobian.T
+            inner += damping * np.trace(inner) / len(inner) * np.eye(len(inner))
+            step = (jacobian.T @ np.linalg.solve(inner, error)).reshape(clients - 1, size) * scale
+            trial = found.copy()
+            trial[:-1] += step
+            trial[-1] = pooled - trial[:-1].sum(0)
+            if np.linalg.norm(misfit(trial)) < np.linalg.norm(error):
+                found, damping = trial, damping / 10
+                break
+            damping *= 10
+    assert np.linalg.norm(misfit(found)) < 0.1 * start_misfit  # the attack fits what was sent
+    known, blind = (np.linalg.norm((one - truth) / scale) for one in (found, guess))
+    print("LMERR", known, blind, known / blind, np.linalg.norm(misfit(found)), start_misfit, len(target))
+    assert len(target) <= 0.25 * (clients - 1) * size
+    assert known > 0.6 * blind
 
 
 def moments_of(home):
