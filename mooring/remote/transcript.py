@@ -39,6 +39,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from mooring.core.errors import RequestError
 from mooring.core.summing import Sum, to_integers
 from mooring.core.types import JsonObject
+from mooring.remote.messages import printable
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 
 PROTOCOL = "mooring masked sums 1"
@@ -120,8 +121,8 @@ def describe_other_columns(statement: JsonObject, own: JsonObject) -> str:
     extra, missing = [c for c in theirs if c not in ours], [c for c in ours if c not in theirs]
     what = "has its columns in another order"
     if extra or missing:
-        parts = [f"has column '{column}'" for column in extra[:1]] + [f"lacks column '{c}'" for c in missing[:1]]
-        what = " and ".join(parts)
+        parts = [f"has column '{c}'" for c in extra[:1]] + [f"lacks column '{c}'" for c in missing[:1]]
+        what = printable(" and ".join(parts), 200)
     return f"client '{statement['name']}' {what}, unlike client '{own['name']}'; all must have the same columns."
 
 

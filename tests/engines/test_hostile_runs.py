@@ -156,8 +156,8 @@ def test_every_field(honest, monkeypatch, capsys):
 def join(path, folder):
     """What `mooring join` does before it connects, and its first reply."""
     from mooring.advice.remote.client_node import AdviceClientNode
-    from mooring.engines.flower.client_node import ClientNode
-    from mooring.engines.flower.messages import Payload
+    from mooring.remote.client_node import ClientNode
+    from mooring.remote.messages import Payload
 
     from mooring.engines.request import read_federation_request
 

@@ -311,6 +311,7 @@ def handle_roll_call(node: AdviceClientNode, payload: Payload) -> Payload:
         for name in ("private", "statement", "cohort", "secrets", "running"):
             node.__dict__.pop(name, None)
     node.began_again = True
+    check_same_rows(node)
     signature = "" if node.identity is None else sign(node.identity.private, node.statement)
     return Payload({"statement": node.statement, "signature": signature})
 
@@ -336,7 +337,7 @@ def handle_cohort(node: AdviceClientNode, payload: Payload) -> Payload:
             )
     else:
         pair_secrets(node.private, cohort, node.name)  # refuses keys that are none
-        check_other_runs(node, cohort)
+        check_same_clients(node, cohort)
         write_json(path, {"statements": list(cohort.statements)})
         node.__dict__.pop("cohort", None)
     if node.name != cohort.names[0]:
@@ -344,25 +345,34 @@ def handle_cohort(node: AdviceClientNode, payload: Payload) -> Payload:
     return Payload({"sealed": seal(node.common_secret(), node.name, node.secrets, cohort)})
 
 
-def check_other_runs(node: AdviceClientNode, cohort: Cohort) -> None:
-    """Refuse sums over the same rows with other clients, and over rows that have changed: the difference of two such
-    runs shows the clients that are not in both, or the rows."""
+def related_runs(node: AdviceClientNode) -> tuple[JsonObject, list[JsonObject], list[JsonObject]]:
+    """Return this run's rows, and the former runs of this client: over the same file or rows, and others."""
     path = node.folder.parent / COHORTS_FILE
+    own: JsonObject = {"file": str(node.path.resolve()), "table": client_table_digest(node)}
     known: list[JsonObject] = read_json(path)["runs"] if path.exists() else []
-    own = {"file": str(node.path.resolve()), "table": client_table_digest(node), "clients": cohort.names}
     related = [run for run in known if run["file"] == own["file"] or run["table"] == own["table"]]
-    for run in related if not node.again else ():
-        if run["table"] != own["table"]:
-            raise RequestError(
-                f"the rows of client '{node.name}' have changed since a former run; the difference of both runs shows "
-                "the rows that changed. Its operator can agree with `mooring join --again`."
-            )
-        if run["clients"] != own["clients"]:
-            raise RequestError(
-                f"client '{node.name}' has taken part with the same rows and other clients; the difference of both "
-                "runs shows these clients. Its operator can agree with `mooring join --again`."
-            )
-    write_json(path, {"runs": [*(run for run in known if run not in related), own]})
+    return own, related, [run for run in known if run not in related]
+
+
+def check_same_rows(node: AdviceClientNode) -> None:
+    """Refuse sums over rows that have changed: the difference of two such runs shows them."""
+    own, related, _ = related_runs(node)
+    if not node.again and any(run["table"] != own["table"] for run in related):
+        raise RequestError(
+            f"the rows of client '{node.name}' have changed since a former run; the difference of both runs shows the "
+            "rows that changed. Its operator can agree with `mooring join --again`."
+        )
+
+
+def check_same_clients(node: AdviceClientNode, cohort: Cohort) -> None:
+    """Refuse sums over the same rows with other clients: two such runs differ by the clients that are not in both."""
+    own, related, others = related_runs(node)
+    if not node.again and any(run["clients"] != cohort.names for run in related):
+        raise RequestError(
+            f"client '{node.name}' has taken part with the same rows and other clients; the difference of both runs "
+            "shows these clients. Its operator can agree with `mooring join --again`."
+        )
+    write_json(node.folder.parent / COHORTS_FILE, {"runs": [*others, own | {"clients": cohort.names}]})
 
 
 def handle_step(node: AdviceClientNode, payload: Payload) -> Payload:
