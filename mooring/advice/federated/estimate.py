@@ -59,7 +59,9 @@ MAX_GRADIENTS, MAX_HESSIANS, GRADIENTS_BEFORE_HESSIAN = 12, 2, 3
 STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the global model
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
-VARIANCE_STEPS, MIN_VARIANCE_STEPS = 4, 2
+VARIANCE_STEPS, MIN_VARIANCE_STEPS = 20, 2
+GROWTH = 1.5  # of a step's size, beyond which it is halved
+CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
 LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # rows' worth of mean curvature
@@ -148,9 +150,11 @@ class SetFit(NamedTuple):
     columns: ColumnSet
     center: Center
     curvature: np.ndarray  # [D, D], of all rows' losses, ridge included
+    ridge: np.ndarray  # [D], of the global model
     loss: float  # of the global model: mean over all rows, each left out
     noise: float  # typical dispersion
     variances: dict[str, np.ndarray]  # by kind: [D]
+    pulled: Center | None = None  # the center of the models with a variance per coefficient
 
 
 class Federation(NamedTuple):
@@ -283,8 +287,9 @@ def _fit_center(columns: ColumnSet, homes: Sequence[HomeRows], moments: Moments,
     shape = columns.shape
     w, curvature = yield from _fit_global(shape, homes, rows, moments.on(columns))
     curves = _curve_ridge(columns, w, curvature, moments.noise(rows), rows)
-    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
-    return SetFit(columns, center, curvature, loss, 1.0, {})
+    center, loss, ridge = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
+    curvature, ridge = curvature + np.diag(ridge), ridge + shape.ridge * rows
+    return SetFit(columns, center, curvature, ridge, loss, 1.0, {})
 
 
 def _estimate_spread(
@@ -310,13 +315,10 @@ def _estimate_spread(
         for kind, unit, part in zip((SCALAR, INTERCEPT), grids, np.split(total, len(grids))):
             variances[kind] = _best_variance(part) * unit
     if budget.variance_steps:
-        t = variances[SCALAR].copy()
-        for _ in range(budget.variance_steps):
-            scores = [_variance_score(h, o, t, scale, phi, noise) for h, o, phi in zip(homes, others, dispersions)]
-            squares, expected = np.split((yield Sum(VARIANCE, _stack(scores, 2 * shape.dim))), 2)
-            ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
-            t = np.maximum(t * np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE), MIN_VARIANCE)
-        variances[DIAGONAL] = t
+        pulled, variances[DIAGONAL] = yield from _estimate_diagonal(
+            fit, homes, dispersions, noise, variances, budget, m
+        )
+        fit = fit._replace(pulled=pulled)
     return fit._replace(noise=noise, variances=variances), dispersions
 
 
@@ -451,13 +453,14 @@ def _update_curvature(curvature: np.ndarray, moved: np.ndarray, change: np.ndarr
 def _choose_ridge(
     shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray, curves: np.ndarray
 ) -> Program[tuple[Center, float, np.ndarray]]:
-    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature. `curves` [D] is a
+    """The global model with the ridge of least loss on left-out rows, that loss, and the ridge. `curves` [D] is a
     ridge on spline columns, which comes with several factors."""
     centers, unit = [], _mean_curvature(curvature, rows)
     for factor in GLOBAL_RIDGES:
         for curve_factor in CURVE_RIDGES if curves.any() else (0.0,):
-            held = _held(curvature + np.diag(factor * unit * shape.slopes + curve_factor * curves), rows)
-            centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
+            ridge = factor * unit * shape.slopes + curve_factor * curves
+            held = _held(curvature + np.diag(ridge), rows)
+            centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), ridge))
     parts = [np.array([_held_out_loss(home, center) for center, _ in centers]) for home in homes]
     total = (yield Sum(RIDGE, _stack(parts, len(centers)))) / rows
     best = int(total.argmin())
@@ -567,14 +570,70 @@ def _likelihood(home: HomeRows, others: _Others, variance: np.ndarray, dispersio
     return -float(fit + (np.linalg.slogdet(curvature)[1] + np.linalg.slogdet(covariance)[1]) / 2)
 
 
-def _variance_score(
-    home: HomeRows, others: _Others, t: np.ndarray, scale: float, dispersion: float, noise: float
-) -> np.ndarray:
-    """[2 D]: t u^2 and t P_jj."""
-    b, curvature, precision, _ = _posterior(home, others, scale * t, dispersion, noise)
-    score = precision @ b
-    expected = np.diag(precision) - np.einsum("ij,ji->i", precision, solve(curvature, precision))
-    return np.concatenate([t * score**2, t * np.maximum(expected, 0.0)])
+def _estimate_diagonal(
+    fit: SetFit,
+    homes: Sequence[HomeRows],
+    dispersions: Sequence[float],
+    noise: float,
+    variances: dict[str, np.ndarray],
+    budget: Budget,
+    m: int,
+) -> Program[tuple[Center, np.ndarray]]:
+    """The center that all clients' models are pulled to, and a between-client variance per coefficient."""
+    d, w, t = fit.columns.shape.dim, fit.center.w, variances[SCALAR].copy()
+    ridge = fit.ridge / noise
+    if fit.columns.shape.family.has_noise:  # the global model's ridge suits its noise, which is far larger
+        curved = np.isin(np.arange(d), np.concatenate([[], *fit.columns.curves]))
+        ridge = np.where(curved, fit.ridge / fit.loss, 0.0)
+    share, last, tried = (fit.curvature - np.diag(fit.ridge)) / (m * noise), np.inf, w
+    total = _pulled_curvature(share, t, m, np.ones(d))
+    for _ in range(budget.variance_steps):
+        inverse = np.linalg.inv(total + np.diag(ridge))
+        scores = [_variance_score(home, tried, t, inverse, phi) for home, phi in zip(homes, dispersions)]
+        score, squares, expected = np.split((yield Sum(VARIANCE, _stack(scores, 3 * d))), 3)
+        seen = expected / t * m / (m - 1)
+        total = _pulled_curvature(share, t, m, np.clip(seen / np.maximum(np.diag(total), 1e-12), 0.01, 100.0))
+        gradient = score / np.sqrt(t) - ridge * tried
+        move = solve(total + np.diag(ridge), gradient)
+        size = float(gradient @ move)
+        if size > GROWTH * last:
+            tried = (w + tried) / 2
+        else:
+            w, last, tried = tried, size, tried + move
+        ratio = np.clip(
+            np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0),
+            1 / MAX_VARIANCE_CHANGE,
+            MAX_VARIANCE_CHANGE,
+        )
+        t = np.maximum(t * ratio, MIN_VARIANCE)
+        changed = np.abs(np.log(ratio[t > MIN_VARIANCE])).max(initial=0.0)
+        if size < CENTER_TOLERANCE and changed < VARIANCE_TOLERANCE:
+            break
+    total = _pulled_curvature(share, t, m, np.ones(d))
+    return Center(tried, np.linalg.inv(total + np.diag(ridge)), True), t
+
+
+def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarray) -> np.ndarray:
+    """The curvature of the center of m clients that have `share` K of all rows' each: m (K^-1 + T)^-1, with weights [D]
+    on its diagonal."""
+    root = np.sqrt(t)
+    values, vectors = np.linalg.eigh(root[:, None] * share * root)  # (K^-1 + T)^-1 = T^-1/2 (1 - 1/(1 + .)) T^-1/2
+    values = np.maximum(values, 1e-12)
+    kept = m * (vectors * (values / (1 + values))) @ vectors.T
+    scale = np.sqrt(weight) / root
+    return scale[:, None] * kept * scale
+
+
+def _variance_score(home: HomeRows, w: np.ndarray, t: np.ndarray, inverse: np.ndarray, dispersion: float) -> np.ndarray:
+    """[3 D]: u, t u^2 and t (P - P A^-1 P)_jj with the score u of the center, times the root of t, and its variance P."""
+    root = np.sqrt(t)
+    b, curvature = minimize(home, home.scores(w), np.ones(home.dim, bool), 1 / t, dispersion)
+    score = b / root
+    inner = root[:, None] * curvature * root  # 1 + T^1/2 K T^1/2
+    scaled = np.eye(len(t)) - solve(inner, np.eye(len(t)))  # T^1/2 P T^1/2
+    outer = inverse / np.outer(root, root)
+    expected = np.diag(scaled) - np.einsum("ij,jk,ki->i", scaled, outer, scaled)
+    return np.concatenate([score, score**2, np.maximum(expected, 0.0)])
 
 
 def _best_variance(likelihoods: np.ndarray) -> float:
@@ -599,6 +658,8 @@ def _fit_candidate(
         ridge = np.where(shape.slopes, value, min(value, LOCAL_RIDGES[0])) * unit
         return fit_local(home, ridge / dispersion, dispersion)
     variance = np.full(shape.dim, 1.0) if candidate.kind == GRID else fit.variances[candidate.kind]
+    if candidate.kind == DIAGONAL and fit.pulled is not None:
+        return fit_pulled(home, fit.pulled, value * variance, dispersion)
     return fit_pulled(home, fit.center, value * variance, dispersion, moves)
 
 
