@@ -64,6 +64,8 @@ GROWTH = 1.5  # of a step's size, beyond which it is halved
 CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
+FIXED_VARIANCES = (1e-3, 1e-2, 0.1, 1.0)  # tried, too: likelihoods of few rows may be far off
+START_VARIANCE = 1e-2  # from which steps for one variance per coefficient begin, at least
 LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # rows' worth of mean curvature
 GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
 CURVE_RIDGES = (0.0, 1.0, 10.0)  # factors on the ridge of curves that their likelihood suggests
@@ -221,7 +223,7 @@ def candidates_of(budget: Budget, columns: Sequence[str] = (LINEAR,)) -> list[Ca
         pulled = [(GRID, float(t)) for t in VARIANCES]
     else:
         kinds = [SCALAR, *([INTERCEPT] * budget.intercept), *([DIAGONAL] * (budget.variance_steps > 0))]
-        pulled = [(kind, factor) for kind in kinds for factor in FACTORS]
+        pulled = [(kind, factor) for kind in kinds for factor in FACTORS] + [(GRID, t) for t in FIXED_VARIANCES]
     each = [*pulled, *((LOCAL, ridge) for ridge in LOCAL_RIDGES)]
     return [Candidate(kind, value, name) for name in columns for kind, value in each]
 
@@ -580,7 +582,7 @@ def _estimate_diagonal(
     m: int,
 ) -> Program[tuple[Center, np.ndarray]]:
     """The center that all clients' models are pulled to, and a between-client variance per coefficient."""
-    d, w, t = fit.columns.shape.dim, fit.center.w, variances[SCALAR].copy()
+    d, w, t = fit.columns.shape.dim, fit.center.w, np.maximum(variances[SCALAR], START_VARIANCE)
     ridge = fit.ridge / noise
     if fit.columns.shape.family.has_noise:  # the global model's ridge suits its noise, which is far larger
         curved = np.isin(np.arange(d), np.concatenate([[], *fit.columns.curves]))

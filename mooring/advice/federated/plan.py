@@ -114,7 +114,14 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
 
 def plan_digest(run: RunFile) -> str:
     """Return a digest of all that decides what is added up; the run file's own digest is signed beside it."""
-    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES, steps.CURVE_RIDGES]
+    constants = [
+        steps.VARIANCES.tolist(),
+        steps.FACTORS,
+        steps.FIXED_VARIANCES,
+        steps.LOCAL_RIDGES,
+        steps.GLOBAL_RIDGES,
+        steps.CURVE_RIDGES,
+    ]
     everything = [*vars(steps).values(), *vars(curves).values(), *vars(schema_sums).values(), *EVIDENCE, RESULTS]
     declared = sorted(
         [part.name, part.quantum, part.linear, part.times] for part in everything if isinstance(part, Step)

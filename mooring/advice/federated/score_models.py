@@ -312,19 +312,24 @@ def pulled_moves(
     precision: np.ndarray,
     dispersion: float,
 ) -> np.ndarray:
-    """Return u [n, D]: what a center of pulled models moves by without each row's block: G L M^-1 J_B' (I - W H)^-1 g
-    with slopes and curvatures at the client's model."""
+    """Return u [n, D]: what a center of pulled models moves by without each row's block,
+
+        G Z' (I - W (H + Z G Z'))^-1 g,   Z = J_B M^-1 L
+
+    with slopes and curvatures at the client's model.
+    """
     z, out, family = rows.scores(v), np.zeros((len(rows.y), rows.dim)), rows.family
     slope, bend = family.slope(z, rows.y) / dispersion, family.bend(z, rows.y) / dispersion
     inverse = solve(curvature, np.eye(len(curvature)))
-    spread = center.inverse[:, free] @ (precision[:, None] * inverse)
-    part = rows.jacobian[:, :, free]
+    spread, part = center.inverse[:, free], rows.jacobian[:, :, free]
     for place in _iterate_blocks(rows):
         r, s = len(place), place.shape[1] * family.scores
         own = part[place].reshape(r, s, -1)
-        keep = np.eye(s) - _block_diagonal(bend[place]) @ (own @ inverse @ own.transpose(0, 2, 1))
-        pulled = _divide(keep, slope[place].reshape(r, s))
-        out[place] = (np.einsum("rsd,rs->rd", own, pulled) @ spread.T)[:, None, :]
+        through = own @ inverse
+        seen = through * precision
+        used = through @ own.transpose(0, 2, 1) + seen @ spread[free] @ seen.transpose(0, 2, 1)
+        pulled = _divide(np.eye(s) - _block_diagonal(bend[place]) @ used, slope[place].reshape(r, s))
+        out[place] = (np.einsum("rsd,rs->rd", seen, pulled) @ spread.T)[:, None, :]
     return out
 
 
