@@ -66,6 +66,7 @@ MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
 FIXED_VARIANCES = (1e-3, 1e-2, 0.1, 1.0)  # tried, too: likelihoods of few rows may be far off
 START_VARIANCE = 1e-2  # from which steps for one variance per coefficient begin, at least
+MIXTURE_SHARES, MIXTURE_RIDGE = (0.25, 0.5, 0.75), 10.0  # of local models, and their ridge
 LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # rows' worth of mean curvature
 GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
 CURVE_RIDGES = (0.0, 1.0, 10.0)  # factors on the ridge of curves that their likelihood suggests
@@ -75,7 +76,8 @@ MIN_WEIGHT = 0.01  # of a candidate in the average
 PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, before any row was left out
 CURVED_BELIEF = 0.05  # likewise, in splines: their variances have seen the rows that are left out
 MIN_CLIENTS_FOR_NOISE = 3  # whose noise variances show how much these differ
-SCALAR, INTERCEPT, DIAGONAL, LOCAL, GRID = "scalar", "intercept", "diagonal", "local", "grid"
+SCALAR, INTERCEPT, DIAGONAL = "scalar", "intercept", "diagonal"
+LOCAL, GRID, MIXTURE = "local", "grid", "mixture"
 
 FINE, LOSSES, LIKELIHOODS = 1e-8, 1e-6, 1e-3  # quanta
 SIZES = Step("sizes", "rows in all, and how many clients have how many rows, by powers of two", 1.0)
@@ -96,7 +98,7 @@ class Candidate(NamedTuple):
     """How a client's model is fitted."""
 
     kind: str
-    value: float  # factor on the variances, or ridge
+    value: float  # factor on the variances, variance, share of the local model, or ridge
     columns: str = LINEAR  # the set of columns
 
 
@@ -224,6 +226,7 @@ def candidates_of(budget: Budget, columns: Sequence[str] = (LINEAR,)) -> list[Ca
     else:
         kinds = [SCALAR, *([INTERCEPT] * budget.intercept), *([DIAGONAL] * (budget.variance_steps > 0))]
         pulled = [(kind, factor) for kind in kinds for factor in FACTORS] + [(GRID, t) for t in FIXED_VARIANCES]
+    pulled += [(MIXTURE, share) for share in MIXTURE_SHARES]
     each = [*pulled, *((LOCAL, ridge) for ridge in LOCAL_RIDGES)]
     return [Candidate(kind, value, name) for name in columns for kind, value in each]
 
@@ -654,6 +657,10 @@ def _fit_candidate(
     fit: SetFit, rows: int, home: HomeRows, candidate: Candidate, dispersion: float, moves: np.ndarray
 ) -> HomeFit:
     shape, value = fit.columns.shape, candidate.value
+    if candidate.kind == MIXTURE:
+        local = _fit_candidate(fit, rows, home, Candidate(LOCAL, MIXTURE_RIDGE), dispersion, moves)
+        other = global_fit(home, fit.center, moves)
+        return HomeFit(*(value * own + (1 - value) * shared for own, shared in zip(local, other)))
     if candidate.kind == LOCAL:
         plain = np.setdiff1d(np.arange(shape.dim), np.concatenate([[], *fit.columns.curves]))  # whose ridge is small
         unit = float(np.diag(fit.curvature)[plain].mean()) / rows
@@ -741,7 +748,7 @@ def _posterior_weights(
     candidates: list[Candidate], total: np.ndarray, square: np.ndarray, rows: int, heat: float
 ) -> np.ndarray:
     """[candidates]: by their belief before rows were left out, and by what these add."""
-    proposed = np.array([c.kind not in (LOCAL, GRID) and c.value == 1.0 for c in candidates])
+    proposed = np.array([c.kind in (SCALAR, INTERCEPT, DIAGONAL) and c.value == 1.0 for c in candidates])
     share = PROPOSED_SHARE if proposed.any() else 0.0
     belief = np.where(proposed, share / max(proposed.sum(), 1), (1 - share) / max((~proposed).sum(), 1))
     deficit = log_likelihood_deficits(torch.from_numpy(total), torch.from_numpy(square), rows, heat).numpy()

@@ -118,6 +118,7 @@ def plan_digest(run: RunFile) -> str:
         steps.VARIANCES.tolist(),
         steps.FACTORS,
         steps.FIXED_VARIANCES,
+        steps.MIXTURE_SHARES,
         steps.LOCAL_RIDGES,
         steps.GLOBAL_RIDGES,
         steps.CURVE_RIDGES,
