@@ -122,3 +122,34 @@ def test_the_center_moves_as_it_does_without_the_row():
     center, rows = fit_center(clients), clients[0][1]
     moved = fit_center([(None, drop(rows, [3])), clients[1]])
     np.testing.assert_allclose(center_moves(rows, center)[3], moved.w - center.w, atol=1e-12)
+
+
+@pytest.mark.parametrize("with_block", [False, True])
+def test_rows_leave_the_center_of_pulled_models_too(with_block):
+    """Of squared losses: against the generalized least squares of all clients without the row."""
+    task, clients = make_clients("linear", [12, 15, 9], 4)
+    rng, dispersions = np.random.default_rng(5), [0.8, 1.3, 1.0]
+    variance = rng.uniform(0.1, 1.0, task.dim)
+
+    def fit(parts):
+        """The center, its covariance, and the first client's model."""
+        normal, right = np.zeros((task.dim, task.dim)), np.zeros(task.dim)
+        for (x, y), phi in zip(parts, dispersions):
+            inverse = np.linalg.inv(x * variance @ x.T + phi * np.eye(len(y)))
+            normal, right = normal + x.T @ inverse @ x, right + x.T @ inverse @ y
+        w = np.linalg.solve(normal, right)
+        x, y = parts[0]
+        gain = variance[:, None] * x.T @ np.linalg.inv(x * variance @ x.T + dispersions[0] * np.eye(len(y)))
+        return w, np.linalg.inv(normal), w + gain @ (y - x @ w)
+
+    parts = [(rows.jacobian[:, 0], rows.y) for _, rows in clients]
+    w, covariance, v = fit(parts)
+    rows = clients[0][1]
+    blocks = (np.array([0, 3, 4]),) if with_block else ()
+    found = fit_pulled(rows._replace(blocks=blocks), Center(w, covariance, True), variance, dispersions[0])
+    np.testing.assert_allclose(found.v, v, atol=1e-9)
+    for j in range(len(rows.y)):
+        out = blocks[0] if with_block and j in blocks[0] else [j]
+        x, y = parts[0]
+        _, _, without = fit([(np.delete(x, out, 0), np.delete(y, out)), *parts[1:]])
+        np.testing.assert_allclose(found.without[j], x[j] @ without, atol=1e-9)

@@ -59,9 +59,14 @@ MAX_GRADIENTS, MAX_HESSIANS, GRADIENTS_BEFORE_HESSIAN = 12, 2, 3
 STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the global model
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
-VARIANCE_STEPS, MIN_VARIANCE_STEPS = 4, 2
+VARIANCE_STEPS, MIN_VARIANCE_STEPS = 20, 2
+GROWTH = 1.5  # of a step's size, beyond which it is halved
+CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
 FACTORS = (16.0, 4.0, 1.0, 0.25, 0.0625)  # on the variances
+FIXED_VARIANCES = (1e-3, 1e-2, 0.1, 1.0)  # tried, too: likelihoods of few rows may be far off
+START_VARIANCE = 1e-2  # from which steps for one variance per coefficient begin, at least
+MIXTURE_SHARES, MIXTURE_RIDGE = (0.25, 0.5, 0.75), 10.0  # of local models, and their ridge
 LOCAL_RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # rows' worth of mean curvature
 GLOBAL_RIDGES = (0.0, 1.0, 10.0, 100.0)  # likewise
 CURVE_RIDGES = (0.0, 1.0, 10.0)  # factors on the ridge of curves that their likelihood suggests
@@ -71,7 +76,8 @@ MIN_WEIGHT = 0.01  # of a candidate in the average
 PROPOSED_SHARE = 0.5  # of the belief in the candidates whose factor is 1, before any row was left out
 CURVED_BELIEF = 0.05  # likewise, in splines: their variances have seen the rows that are left out
 MIN_CLIENTS_FOR_NOISE = 3  # whose noise variances show how much these differ
-SCALAR, INTERCEPT, DIAGONAL, LOCAL, GRID = "scalar", "intercept", "diagonal", "local", "grid"
+SCALAR, INTERCEPT, DIAGONAL = "scalar", "intercept", "diagonal"
+LOCAL, GRID, MIXTURE = "local", "grid", "mixture"
 
 FINE, LOSSES, LIKELIHOODS = 1e-8, 1e-6, 1e-3  # quanta
 SIZES = Step("sizes", "rows in all, and how many clients have how many rows, by powers of two", 1.0)
@@ -92,7 +98,7 @@ class Candidate(NamedTuple):
     """How a client's model is fitted."""
 
     kind: str
-    value: float  # factor on the variances, or ridge
+    value: float  # factor on the variances, variance, share of the local model, or ridge
     columns: str = LINEAR  # the set of columns
 
 
@@ -148,9 +154,11 @@ class SetFit(NamedTuple):
     columns: ColumnSet
     center: Center
     curvature: np.ndarray  # [D, D], of all rows' losses, ridge included
+    ridge: np.ndarray  # [D], of the global model
     loss: float  # of the global model: mean over all rows, each left out
     noise: float  # typical dispersion
     variances: dict[str, np.ndarray]  # by kind: [D]
+    pulled: Center | None = None  # the center of the models with a variance per coefficient
 
 
 class Federation(NamedTuple):
@@ -217,7 +225,8 @@ def candidates_of(budget: Budget, columns: Sequence[str] = (LINEAR,)) -> list[Ca
         pulled = [(GRID, float(t)) for t in VARIANCES]
     else:
         kinds = [SCALAR, *([INTERCEPT] * budget.intercept), *([DIAGONAL] * (budget.variance_steps > 0))]
-        pulled = [(kind, factor) for kind in kinds for factor in FACTORS]
+        pulled = [(kind, factor) for kind in kinds for factor in FACTORS] + [(GRID, t) for t in FIXED_VARIANCES]
+    pulled += [(MIXTURE, share) for share in MIXTURE_SHARES]
     each = [*pulled, *((LOCAL, ridge) for ridge in LOCAL_RIDGES)]
     return [Candidate(kind, value, name) for name in columns for kind, value in each]
 
@@ -283,8 +292,9 @@ def _fit_center(columns: ColumnSet, homes: Sequence[HomeRows], moments: Moments,
     shape = columns.shape
     w, curvature = yield from _fit_global(shape, homes, rows, moments.on(columns))
     curves = _curve_ridge(columns, w, curvature, moments.noise(rows), rows)
-    center, loss, curvature = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
-    return SetFit(columns, center, curvature, loss, 1.0, {})
+    center, loss, ridge = yield from _choose_ridge(shape, homes, rows, w, curvature, curves)
+    curvature, ridge = curvature + np.diag(ridge), ridge + shape.ridge * rows
+    return SetFit(columns, center, curvature, ridge, loss, 1.0, {})
 
 
 def _estimate_spread(
@@ -310,13 +320,10 @@ def _estimate_spread(
         for kind, unit, part in zip((SCALAR, INTERCEPT), grids, np.split(total, len(grids))):
             variances[kind] = _best_variance(part) * unit
     if budget.variance_steps:
-        t = variances[SCALAR].copy()
-        for _ in range(budget.variance_steps):
-            scores = [_variance_score(h, o, t, scale, phi, noise) for h, o, phi in zip(homes, others, dispersions)]
-            squares, expected = np.split((yield Sum(VARIANCE, _stack(scores, 2 * shape.dim))), 2)
-            ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
-            t = np.maximum(t * np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE), MIN_VARIANCE)
-        variances[DIAGONAL] = t
+        pulled, variances[DIAGONAL] = yield from _estimate_diagonal(
+            fit, homes, dispersions, noise, variances, budget, m
+        )
+        fit = fit._replace(pulled=pulled)
     return fit._replace(noise=noise, variances=variances), dispersions
 
 
@@ -451,13 +458,14 @@ def _update_curvature(curvature: np.ndarray, moved: np.ndarray, change: np.ndarr
 def _choose_ridge(
     shape: Shape, homes: Sequence[HomeRows], rows: int, w: np.ndarray, curvature: np.ndarray, curves: np.ndarray
 ) -> Program[tuple[Center, float, np.ndarray]]:
-    """The global model with the ridge of least loss on left-out rows, that loss, and its curvature. `curves` [D] is a
+    """The global model with the ridge of least loss on left-out rows, that loss, and the ridge. `curves` [D] is a
     ridge on spline columns, which comes with several factors."""
     centers, unit = [], _mean_curvature(curvature, rows)
     for factor in GLOBAL_RIDGES:
         for curve_factor in CURVE_RIDGES if curves.any() else (0.0,):
-            held = _held(curvature + np.diag(factor * unit * shape.slopes + curve_factor * curves), rows)
-            centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), held))
+            ridge = factor * unit * shape.slopes + curve_factor * curves
+            held = _held(curvature + np.diag(ridge), rows)
+            centers.append((Center(solve(held, curvature @ w), np.linalg.inv(held)), ridge))
     parts = [np.array([_held_out_loss(home, center) for center, _ in centers]) for home in homes]
     total = (yield Sum(RIDGE, _stack(parts, len(centers)))) / rows
     best = int(total.argmin())
@@ -567,14 +575,70 @@ def _likelihood(home: HomeRows, others: _Others, variance: np.ndarray, dispersio
     return -float(fit + (np.linalg.slogdet(curvature)[1] + np.linalg.slogdet(covariance)[1]) / 2)
 
 
-def _variance_score(
-    home: HomeRows, others: _Others, t: np.ndarray, scale: float, dispersion: float, noise: float
-) -> np.ndarray:
-    """[2 D]: t u^2 and t P_jj."""
-    b, curvature, precision, _ = _posterior(home, others, scale * t, dispersion, noise)
-    score = precision @ b
-    expected = np.diag(precision) - np.einsum("ij,ji->i", precision, solve(curvature, precision))
-    return np.concatenate([t * score**2, t * np.maximum(expected, 0.0)])
+def _estimate_diagonal(
+    fit: SetFit,
+    homes: Sequence[HomeRows],
+    dispersions: Sequence[float],
+    noise: float,
+    variances: dict[str, np.ndarray],
+    budget: Budget,
+    m: int,
+) -> Program[tuple[Center, np.ndarray]]:
+    """The center that all clients' models are pulled to, and a between-client variance per coefficient."""
+    d, w, t = fit.columns.shape.dim, fit.center.w, np.maximum(variances[SCALAR], START_VARIANCE)
+    ridge = fit.ridge / noise
+    if fit.columns.shape.family.has_noise:  # the global model's ridge suits its noise, which is far larger
+        curved = np.isin(np.arange(d), np.concatenate([[], *fit.columns.curves]))
+        ridge = np.where(curved, fit.ridge / fit.loss, 0.0)
+    share, last, tried = (fit.curvature - np.diag(fit.ridge)) / (m * noise), np.inf, w
+    total = _pulled_curvature(share, t, m, np.ones(d))
+    for _ in range(budget.variance_steps):
+        inverse = np.linalg.inv(total + np.diag(ridge))
+        scores = [_variance_score(home, tried, t, inverse, phi) for home, phi in zip(homes, dispersions)]
+        score, squares, expected = np.split((yield Sum(VARIANCE, _stack(scores, 3 * d))), 3)
+        seen = expected / t * m / (m - 1)
+        total = _pulled_curvature(share, t, m, np.clip(seen / np.maximum(np.diag(total), 1e-12), 0.01, 100.0))
+        gradient = score / np.sqrt(t) - ridge * tried
+        move = solve(total + np.diag(ridge), gradient)
+        size = float(gradient @ move)
+        if size > GROWTH * last:
+            tried = (w + tried) / 2
+        else:
+            w, last, tried = tried, size, tried + move
+        ratio = np.clip(
+            np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0),
+            1 / MAX_VARIANCE_CHANGE,
+            MAX_VARIANCE_CHANGE,
+        )
+        t = np.maximum(t * ratio, MIN_VARIANCE)
+        changed = np.abs(np.log(ratio[t > MIN_VARIANCE])).max(initial=0.0)
+        if size < CENTER_TOLERANCE and changed < VARIANCE_TOLERANCE:
+            break
+    total = _pulled_curvature(share, t, m, np.ones(d))
+    return Center(tried, np.linalg.inv(total + np.diag(ridge)), True), t
+
+
+def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarray) -> np.ndarray:
+    """The curvature of the center of m clients that have `share` K of all rows' each: m (K^-1 + T)^-1, with weights [D]
+    on its diagonal."""
+    root = np.sqrt(t)
+    values, vectors = np.linalg.eigh(root[:, None] * share * root)  # (K^-1 + T)^-1 = T^-1/2 (1 - 1/(1 + .)) T^-1/2
+    values = np.maximum(values, 1e-12)
+    kept = m * (vectors * (values / (1 + values))) @ vectors.T
+    scale = np.sqrt(weight) / root
+    return scale[:, None] * kept * scale
+
+
+def _variance_score(home: HomeRows, w: np.ndarray, t: np.ndarray, inverse: np.ndarray, dispersion: float) -> np.ndarray:
+    """[3 D]: u, t u^2 and t (P - P A^-1 P)_jj with the score u of the center, times the root of t, and its variance P."""
+    root = np.sqrt(t)
+    b, curvature = minimize(home, home.scores(w), np.ones(home.dim, bool), 1 / t, dispersion)
+    score = b / root
+    inner = root[:, None] * curvature * root  # 1 + T^1/2 K T^1/2
+    scaled = np.eye(len(t)) - solve(inner, np.eye(len(t)))  # T^1/2 P T^1/2
+    outer = inverse / np.outer(root, root)
+    expected = np.diag(scaled) - np.einsum("ij,jk,ki->i", scaled, outer, scaled)
+    return np.concatenate([score, score**2, np.maximum(expected, 0.0)])
 
 
 def _best_variance(likelihoods: np.ndarray) -> float:
@@ -593,12 +657,18 @@ def _fit_candidate(
     fit: SetFit, rows: int, home: HomeRows, candidate: Candidate, dispersion: float, moves: np.ndarray
 ) -> HomeFit:
     shape, value = fit.columns.shape, candidate.value
+    if candidate.kind == MIXTURE:
+        local = _fit_candidate(fit, rows, home, Candidate(LOCAL, MIXTURE_RIDGE), dispersion, moves)
+        other = global_fit(home, fit.center, moves)
+        return HomeFit(*(value * own + (1 - value) * shared for own, shared in zip(local, other)))
     if candidate.kind == LOCAL:
         plain = np.setdiff1d(np.arange(shape.dim), np.concatenate([[], *fit.columns.curves]))  # whose ridge is small
         unit = float(np.diag(fit.curvature)[plain].mean()) / rows
         ridge = np.where(shape.slopes, value, min(value, LOCAL_RIDGES[0])) * unit
         return fit_local(home, ridge / dispersion, dispersion)
     variance = np.full(shape.dim, 1.0) if candidate.kind == GRID else fit.variances[candidate.kind]
+    if candidate.kind == DIAGONAL and fit.pulled is not None:
+        return fit_pulled(home, fit.pulled, value * variance, dispersion)
     return fit_pulled(home, fit.center, value * variance, dispersion, moves)
 
 
@@ -678,7 +748,7 @@ def _posterior_weights(
     candidates: list[Candidate], total: np.ndarray, square: np.ndarray, rows: int, heat: float
 ) -> np.ndarray:
     """[candidates]: by their belief before rows were left out, and by what these add."""
-    proposed = np.array([c.kind not in (LOCAL, GRID) and c.value == 1.0 for c in candidates])
+    proposed = np.array([c.kind in (SCALAR, INTERCEPT, DIAGONAL) and c.value == 1.0 for c in candidates])
     share = PROPOSED_SHARE if proposed.any() else 0.0
     belief = np.where(proposed, share / max(proposed.sum(), 1), (1 - share) / max((~proposed).sum(), 1))
     deficit = log_likelihood_deficits(torch.from_numpy(total), torch.from_numpy(square), rows, heat).numpy()

@@ -73,7 +73,7 @@ def plan_budget(clients: int, shapes: Sequence[Shape]) -> Budget:
     budget = Budget(spread, intercept, evidence, False, steps.VARIANCE_STEPS)
     candidates = spread and afford(2 * sets * len(candidates_of(budget)))
     count, coefficients = 0, sum(shape.dim for shape in shapes)
-    while spread and count < steps.VARIANCE_STEPS and afford(2 * coefficients):
+    while spread and count < steps.VARIANCE_STEPS and afford(3 * coefficients):
         count += 1
     return budget._replace(candidates=candidates, variance_steps=count if count >= steps.MIN_VARIANCE_STEPS else 0)
 
@@ -103,7 +103,7 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
     if budget.spread:
         out.append(PlannedStep(steps.SPREAD, counted * (1 + budget.intercept) * len(steps.VARIANCES), 1))
     if budget.variance_steps:
-        out.append(PlannedStep(steps.VARIANCE, 2 * sum(coefficients), budget.variance_steps))
+        out.append(PlannedStep(steps.VARIANCE, 3 * sum(coefficients), budget.variance_steps))
     if budget.candidates:
         count = counted * len(candidates_of(budget))
         out += [PlannedStep(steps.CANDIDATES, count, 1), PlannedStep(steps.DIFFERENCES, count, 1)]
@@ -114,15 +114,17 @@ def list_steps(clients: int, shape: Shape, extra: int = 0) -> list[PlannedStep]:
 
 def plan_digest(run: RunFile) -> str:
     """Return a digest of all that decides what is added up; the run file's own digest is signed beside it."""
-    constants = [steps.VARIANCES.tolist(), steps.FACTORS, steps.LOCAL_RIDGES, steps.GLOBAL_RIDGES, steps.CURVE_RIDGES]
-    everything = [
-        *vars(steps).values(),
-        *vars(curves).values(),
-        *vars(schema_sums).values(),
-        *vars(level_sums).values(),
-        *EVIDENCE,
-        RESULTS,
+    constants = [
+        steps.VARIANCES.tolist(),
+        steps.FACTORS,
+        steps.FIXED_VARIANCES,
+        steps.MIXTURE_SHARES,
+        steps.LOCAL_RIDGES,
+        steps.GLOBAL_RIDGES,
+        steps.CURVE_RIDGES,
     ]
+    modules = (steps, curves, schema_sums, level_sums)
+    everything = [*(part for module in modules for part in vars(module).values()), *EVIDENCE, RESULTS]
     declared = sorted(
         [part.name, part.quantum, part.linear, part.times] for part in everything if isinstance(part, Step)
     )

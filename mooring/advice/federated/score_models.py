@@ -184,6 +184,7 @@ class Center(NamedTuple):
 
     w: np.ndarray  # [D]
     inverse: np.ndarray  # G [D, D], of the curvature of all rows' losses
+    is_pulled: bool = False  # whether it is the center of pulled models, and G its covariance, instead
 
 
 class HomeFit(NamedTuple):
@@ -251,7 +252,10 @@ def fit_pulled(
     b, curvature = minimize(rows, z0, free, 1 / variance[free], dispersion)
     v = center.w.copy()
     v[free] += b
-    moves = center_moves(rows, center) if moves is None else moves
+    if center.is_pulled:
+        moves = pulled_moves(rows, center, v, free, curvature, 1 / variance[free], dispersion)
+    elif moves is None:
+        moves = center_moves(rows, center)
     return HomeFit(v, rows.scores(v), leave_out(rows, v, free, curvature, dispersion, moves))
 
 
@@ -296,6 +300,36 @@ def center_moves(rows: HomeRows, center: Center) -> np.ndarray:
         keep = np.eye(s) - _block_diagonal(bend[place]) @ (through @ j.transpose(0, 2, 1))
         pulled = _divide(keep, slope[place].reshape(r, s))
         out[place] = np.einsum("rsd,rs->rd", through, pulled)[:, None, :]
+    return out
+
+
+def pulled_moves(
+    rows: HomeRows,
+    center: Center,
+    v: np.ndarray,
+    free: np.ndarray,
+    curvature: np.ndarray,
+    precision: np.ndarray,
+    dispersion: float,
+) -> np.ndarray:
+    """Return u [n, D]: what a center of pulled models moves by without each row's block,
+
+        G Z' (I - W (H + Z G Z'))^-1 g,   Z = J_B M^-1 L
+
+    with slopes and curvatures at the client's model.
+    """
+    z, out, family = rows.scores(v), np.zeros((len(rows.y), rows.dim)), rows.family
+    slope, bend = family.slope(z, rows.y) / dispersion, family.bend(z, rows.y) / dispersion
+    inverse = solve(curvature, np.eye(len(curvature)))
+    spread, part = center.inverse[:, free], rows.jacobian[:, :, free]
+    for place in _iterate_blocks(rows):
+        r, s = len(place), place.shape[1] * family.scores
+        own = part[place].reshape(r, s, -1)
+        through = own @ inverse
+        seen = through * precision
+        used = through @ own.transpose(0, 2, 1) + seen @ spread[free] @ seen.transpose(0, 2, 1)
+        pulled = _divide(np.eye(s) - _block_diagonal(bend[place]) @ used, slope[place].reshape(r, s))
+        out[place] = (np.einsum("rsd,rs->rd", seen, pulled) @ spread.T)[:, None, :]
     return out
 
 
