@@ -181,9 +181,7 @@ class AdviceClientNode(ClientNode):
     def program(self, secret: bytes) -> Program[tuple[FederationResult, ClientResult]]:
         """All that this client computes and sends."""
         m, columns = len(self.cohort.statements), list(self.statement["columns"])[:-1]
-        agreement: Agreement = yield from agree_by_sums(
-            self.member, columns, schema_options(self.run), secret, m, self._read_planned
-        )
+        agreement: Agreement = yield from agree_by_sums(self.member, columns, schema_options(self.run), secret, m)
         for note in [*agreement.notes, *agreement.own_notes]:
             self.report(note)
         make_synced_folder(self.folder)
@@ -198,9 +196,6 @@ class AdviceClientNode(ClientNode):
         result, own = yield from advise_program(shape, home_rows(self.task, self.clients), advice.margin, advice.level)
         assert own is not None
         return result, own
-
-    def _read_planned(self, plan: object) -> object:
-        return self.member
 
     def run_program(self, sealed: str = "") -> RunningProgram:
         """Return its program as far as it has come; after a restart it begins anew, with the stored totals."""

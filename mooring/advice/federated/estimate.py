@@ -188,8 +188,8 @@ class ClientModels(NamedTuple):
 
     def on(self, place: np.ndarray | slice) -> ClientModels:
         """The models on some of their coefficients, the others being 0."""
-        parts = [fit._replace(v=fit.v[place]) for fit in (self.local, self.global_, self.personal)]
-        return ClientModels(*parts, self.dispersion, self.weights)
+        local, global_, personal = (fit._replace(v=fit.v[place]) for fit in (self.local, self.global_, self.personal))
+        return self._replace(local=local, global_=global_, personal=personal)
 
 
 def check_rows(total: np.ndarray, coefficients: int) -> float:
@@ -377,8 +377,8 @@ def _sum_moments(shape: Shape, homes: Sequence[HomeRows]) -> Program[Moments]:
     ]
     parts = [np.concatenate([_triangle(x.T @ x), target]) for x, target in zip(plain, targets)]
     total = yield Sum(MOMENTS, _stack(parts, size + (p + 1 if is_linear else k)))
-    gram, targets = _square(total[:size], p), total[size:]
-    return Moments(gram, targets[:p], float(targets[p])) if is_linear else Moments(gram, targets, 0.0)
+    gram, rest = _square(total[:size], p), total[size:]
+    return Moments(gram, rest[:p], float(rest[p])) if is_linear else Moments(gram, rest, 0.0)
 
 
 def _fit_global(
@@ -630,7 +630,7 @@ def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarr
 
 
 def _variance_score(home: HomeRows, w: np.ndarray, t: np.ndarray, inverse: np.ndarray, dispersion: float) -> np.ndarray:
-    """[3 D]: u, t u^2 and t (P - P A^-1 P)_jj with the score u of the center, times the root of t, and its variance P."""
+    """[3 D]: u, t u^2 and t (P - P A^-1 P)_jj, u being the score of the center times the root of t, and P its variance."""
     root = np.sqrt(t)
     b, curvature = minimize(home, home.scores(w), np.ones(home.dim, bool), 1 / t, dispersion)
     score = b / root

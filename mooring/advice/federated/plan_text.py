@@ -34,8 +34,8 @@ def describe_plan(run: RunFile, columns: int) -> list[str]:
     A client's operator reads it before joining; the same file gives the same digest, which a policy can list.
     """
     options, kind = run.federation, run.data.target_type or "regression"
-    clients = len(options.clients) if options and isinstance(options.clients, list) else (options and options.clients)
-    clients = int(clients or 0)
+    named = None if options is None else options.clients
+    clients = len(named) if isinstance(named, list) else named or 0
     task = {"binary": Logistic(columns), "classes": Logistic(columns, classes=3), "count": Poisson(columns)}
     shape = shape_of(task.get(kind, Linear(columns)))
     planned = list_steps(clients, shape)

@@ -97,7 +97,7 @@ def federation_record(task: Task, clients: Clients, result: FederationResult, ad
     ]
     plan = None
     if candidates:
-        heaviest = max(candidates, key=lambda candidate: float(candidate["weight"]))
+        heaviest = max(candidates, key=lambda candidate: float(str(candidate["weight"])))
         heaviest["plan"] = True
         plan = {name: heaviest[name] for name in ("family", "columns", "value", "loss")}
     return {

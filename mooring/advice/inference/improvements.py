@@ -155,7 +155,7 @@ class _Side:
         return torch.cat([torch.stack([*pairs, *spread, *typical], 1), self.logs], 1)
 
     def use_first(self, total: Tensor, clients: int, share: Tensor, size: Tensor) -> None:
-        self.slope, self.slope_error = _slope(*total[:5].tolist(), clients)
+        self.slope, self.slope_error = _slope(total[:5], clients)
         self.spread = (total[5] / total[6].clamp(min=TINY) - 1).clamp(min=0)  # v
         typical = total[7] / total[8].clamp(min=TINY)
         self.unit, self.size, self.share = self._unit_variances(typical, total[11:]), size, share
@@ -237,8 +237,9 @@ def _share(part: Tensor, other: Tensor) -> Tensor:
     return part / (part + other).clamp(min=TINY)
 
 
-def _slope(x: float, y: float, xx: float, xy: float, yy: float, m: int) -> tuple[Tensor, Tensor]:
-    """Sum over sum with its error clustered by client, shrunk to 1, from the sums of x and y and of their products."""
+def _slope(sums: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """Sum over sum with its error clustered by client, shrunk to 1, from the sums [5] of x, y, x^2, x y and y^2."""
+    x, y, xx, xy, yy = sums.tolist()
     if m < 2 or not x**2 > 0:  # no client, or models that are the same, show nothing of it
         return torch.ones((), dtype=torch.float64), torch.tensor(SLOPE_PRIOR_SD, dtype=torch.float64)
     raw = y / x

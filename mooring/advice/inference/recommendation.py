@@ -108,11 +108,11 @@ def recommendation_program(
     moments = [clustered_sums(held.rows, gap, held.rows > 0) for gap in gaps]
     total = yield from add(LINE, torch.cat([recommended[:, None], *moments], 1))
     lines = [mean_from_sums(part, level) for part in total[1:].split(CLUSTERED_NUMBERS)]
-    by_other = [dict(zip(ALTERNATIVES, pair)) for pair in (lines[:2], lines[2:])]
+    line, personal_line = (dict(zip(ALTERNATIVES, pair)) for pair in (lines[:2], lines[2:]))
     over, same = compare_recommended(improvements, chosen, SAME_LOSS_SHARE * abs(pooled[PERSONAL]))
     losses = pooled | {"recommended": float(total[0]) / rows}
     expected = yield from expected_program(held, improvements, pooled[PERSONAL])
-    return Recommendations(chosen, expected, over, same, losses, *by_other, None)
+    return Recommendations(chosen, expected, over, same, losses, line, personal_line, None)
 
 
 def _mean_differences(rows: Tensor, losses: Tensor, model: Tensor, level: float) -> dict[str, MeanDifference]:
