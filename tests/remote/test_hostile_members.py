@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.federated.program import advise_program
+from mooring.advice.federated.program import advise_program, shape_of
 from mooring.core.errors import ClientError, RequestError, WorkError
 from mooring.core.summing import Sum, run_together
 from mooring.remote.memory import LATE, LOST, TWICE
@@ -316,9 +316,9 @@ def test_a_member_that_lies_costs_the_others_no_more_than_the_federation_brings(
     client's excess risk is larger than 0.6 of the noise variance. With the whole of a member's numbers 100 times
     as large, it is 0.15 where local models have 0.08 and the honest federation's 0.06."""
     task, homes, truths = plant("linear", clients, 60, 0.3, 4)
-    programs = [advise_program(task, home, 0.01, 0.95) for home in homes]
+    programs = [advise_program(shape_of(task), home, 0.01, 0.95) for home in homes]
     honest = excess_of(run_together(programs), truths)
-    programs = [advise_program(task, home, 0.01, 0.95) for home in homes]
+    programs = [advise_program(shape_of(task), home, 0.01, 0.95) for home in homes]
     programs[2] = lie(programs[2], LIES[label])
     try:
         lied = excess_of(run_together(programs), truths)
