@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from mooring.advice.federated.program import FederationResult, advise_program
 from mooring.advice.federated.results import federation_record
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.summing import Program, to_values
+from mooring.core.summing import Program, Sum, to_values
 from mooring.core.task import Task
 from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, Clients
@@ -92,8 +93,8 @@ def advise_federation(
     transport: Transport,
     out: str | Path,
     *,
-    report: object = ignore_message,
-    record: object = ignore_event,
+    report: Callable[[str], None] = ignore_message,
+    record: Callable[..., None] = ignore_event,
     on_progress: OnProgress = ignore_progress,
 ) -> FederatedAdvice:
     """Recommend a model to every client of a federation; the result is written to the run directory `out`, and every
@@ -111,7 +112,7 @@ def advise_federation(
         wait=options.wait,
         deadline=options.deadline,
         report=report,
-        record=record,  # type: ignore[arg-type]
+        record=record,
     )
     names = messenger.wait_for_clients(options.clients)
     if len(names) < MIN_CLIENTS:
@@ -171,15 +172,16 @@ def agree_on_cohort(messenger: Messenger, names: tuple[str, ...], plan: str) -> 
 def lead(
     messenger: Messenger,
     names: tuple[str, ...],
-    program: Program,
+    program: Program[tuple[Task, Clients, FederationResult, list[str]]],
     sealed: dict[str, str],
     on_progress: OnProgress,
 ) -> tuple[Task, Clients, FederationResult, list[str]]:
     """Ask for step after step until the program has ended."""
-    part, number, total = next(program), 0, None
+    part: Sum | None = next(program)
+    number, total = 0, None
     result: tuple[Task, Clients, FederationResult, list[str]] | None = None
     while True:
-        tensors = {} if total is None else {"total": torch.from_numpy(total.astype("<i8"))}
+        tensors: dict[str, torch.Tensor] = {} if total is None else {"total": torch.from_numpy(total.astype("<i8"))}
         fields = {
             name: {"number": number} | ({"secret": sealed.get(name, "")} if number == 0 else {}) for name in names
         }
@@ -196,7 +198,7 @@ def lead(
             if ended[names.index(name)] or len(replies[name].tensors["masked"]) != size:
                 raise ClientFailedError(name, f"client '{name}' sent another step than '{part.step.name}'.")
         parts = [replies[name].tensors["masked"].numpy().astype("<i8").view(np.uint64) for name in names]
-        total = np.sum(parts, axis=0, dtype=np.uint64)
+        total = np.asarray(np.sum(parts, axis=0, dtype=np.uint64))
         on_progress(part.step.name, number + 1, number + 2)
         number += 1
         try:
