@@ -214,9 +214,7 @@ def test_moments_of_clients_by_least_squares_over_all_totals():
         return ((out[:-1] - out[-1]).reshape(-1, len(target)) / unit).T
 
     rng, root = np.random.default_rng(0), np.linalg.cholesky(square(pooled, order + 1) / (40 * clients))
-    draws = [
-        root @ rng.normal(size=(order + 1, 40)) for _ in range(clients)
-    ]  # clients that differ: all alike is a saddle
+    draws = [root @ rng.normal(size=(order + 1, 40)) for _ in range(clients)]  # all alike is a saddle
     found = np.array([(z @ z.T)[np.triu_indices(order + 1)] for z in draws])
     found += (pooled - found.sum(0)) / clients
     damping, start_misfit = 1e-2, np.linalg.norm(misfit(found))
@@ -320,7 +318,7 @@ def texts_in(sums, clients=1):
 def test_a_total_changed_for_all_alike_does_not_name_a_rare_level(defended, tmp_path, clock, parts, monkeypatch):
     if not defended:
         monkeypatch.setattr(MaskedAnswers, "check_total", lambda self, total: remove_tag(total))
-    _, transport, error = run_categories(tmp_path, forge_levels(parts))
+    _, _, error = run_categories(tmp_path, forge_levels(parts))
     by_step = {}
     for (_, number), (step, values) in parts.items():
         by_step.setdefault((number, step), []).append(values)
@@ -387,7 +385,7 @@ def test_dropped_columns_are_not_read(tmp_path, clock, parts):
 
 def test_cohorts_that_differ_by_a_client_need_the_operators_agreement(tmp_path, clock):
     """Defence off (`again`): the difference of both runs' totals is the client that is in one of them only."""
-    nodes, transport = start(tmp_path, sizes=(30, 31, 32, 33, 34))
+    _, transport = start(tmp_path, sizes=(30, 31, 32, 33, 34))
     files, keys = tmp_path / "clients", identities(NAMES)
     federation = write_run(files, clients=4)
 
@@ -400,7 +398,7 @@ def test_cohorts_that_differ_by_a_client_need_the_operators_agreement(tmp_path, 
             node.again = again
         return found
 
-    with pytest.raises((RequestError, WorkError), match="other clients|signed"):
+    with pytest.raises((RequestError, WorkError), match=r"other clients|signed"):
         run(federation, fewer(False), tmp_path / "less")
     _, smaller = run(federation, fewer(True), tmp_path / "less")
     sizes = [

@@ -181,7 +181,7 @@ def spoil_one(what, number, change, who=BAD):
 
 def check_outcome(federation, outcome, who=BAD, start=0.0):
     """Only the liar is named, or the others have what they have in an honest run; nothing controls the terminal."""
-    nodes, result, error, said = outcome
+    _, result, error, said = outcome
     assert time.process_time() - start < federation.cpu + MAX_CPU_SECONDS
     assert all(sentence.isprintable() and len(sentence) < 900 for sentence in said)
     if error is None:
@@ -359,7 +359,7 @@ FIT_CHANGES = {
     "nested brackets": FORMS["nested brackets"],
     "refuses with escapes": FORMS["refuses with escapes"],
     "escapes as a field": FORMS["escapes as a field"],
-    "fields of lists": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, [[]])),
+    "fields of lists": lambda reply: reply._replace(fields={key: [[]] for key in reply.fields}),
     "fields of escapes": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, ESCAPES)),
     "fields of 2^80": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, 2**80)),
     "a megabyte": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, "x" * 1_000_000)),
