@@ -33,6 +33,7 @@ from mooring.shapes.columns import ShapedColumns
 from mooring.shapes.trees import Trees
 from mooring.tasks.linear import Quadratic
 
+MAX_NUMBER = 1e150  # of a result: squares of larger ones overflow
 MAX_COLUMNS = 100_000
 MAX_PARALLEL_NUMBERS = 50_000  # of the Hessians of one chain of fits, in one message: 400 kB
 SHAPED = "shaped"  # (SHAPED, digest of the description, ranges of its columns, *part)
@@ -286,8 +287,8 @@ def _check_result(function: ClientFunction, result: StateTree) -> StateTree:
     else:
         raise RequestError("the result has another form than the function's.")
     for part in _tensors(result):
-        if part.shape[:1] != (1,) or not bool(torch.isfinite(part.double()).all()):
-            raise RequestError("it sends numbers that are not finite, or of the wrong shape.")
+        if part.shape[:1] != (1,) or not bool((part.double().abs() <= MAX_NUMBER).all()):
+            raise RequestError("it sends numbers that are not finite or too large, or of the wrong shape.")
     return result
 
 

@@ -154,8 +154,8 @@ NONLINEAR = {"noise", "spread", "variance", "candidates", "differences", "result
 @pytest.mark.slow
 def test_moments_of_clients_by_least_squares_over_all_totals():
     """Of six clients with five coefficients, the moments given the pooled ones are 105 numbers; a run counts 24. From
-    the pooled mean, Gauss and Newton's steps fit what was sent; the error against the truth stays above 0.6 of that of
-    guessing from the pooled moments."""
+    random clients with these pooled moments, Levenberg and Marquardt's steps fit what was sent to 1 % of the first
+    misfit, and end further from the truth (1.47 times) than the guess that all clients are alike."""
     clients, order = 6, 5
     task, homes, _ = plant("linear", clients, 40, 0.4, 7)
     shape, sent = shape_of(task), []
@@ -180,7 +180,7 @@ def test_moments_of_clients_by_least_squares_over_all_totals():
     def forward_one(vector, rows=40):
         """What a client with these moments would send of the counted steps; rows of zeros change no moment."""
         values, vectors = np.linalg.eigh(square(vector, order + 1))
-        half = (vectors * np.sqrt(np.maximum(values, 1e-9))).T
+        half = (vectors * np.sqrt(np.maximum(values, 1e-3))).T
         full = np.concatenate([half, np.zeros((rows - order - 1, order + 1))])
         home = HomeRows(full[:, None, :order], full[:, order], homes[0].family, ())
         program, out = estimate_program(shape, [home], plan_budget), []
@@ -197,7 +197,10 @@ def test_moments_of_clients_by_least_squares_over_all_totals():
     unit, scale = np.abs(target) + 1.0, np.abs(truth).mean(0) / 4  # of numbers sent, and of moments
 
     def misfit(found):
-        return (target - sum(map(forward_one, found))) / unit
+        try:
+            return (target - sum(map(forward_one, found))) / unit
+        except np.linalg.LinAlgError:  # moments that no rows have
+            return np.full(len(target), np.inf)
 
     def slopes(found):
         """[numbers, moments]: the last client has what the pooled moments leave."""
@@ -210,13 +213,17 @@ def test_moments_of_clients_by_least_squares_over_all_totals():
                 out[i, k] = (forward_one(moved) - base) / 1e-4
         return ((out[:-1] - out[-1]).reshape(-1, len(target)) / unit).T
 
-    found, damping, start_misfit = guess.copy(), 1e-2, np.linalg.norm(misfit(guess))
-    for _ in range(5):
+    rng, root = np.random.default_rng(0), np.linalg.cholesky(square(pooled, order + 1) / (40 * clients))
+    draws = [root @ rng.normal(size=(order + 1, 40)) for _ in range(clients)]  # all alike is a saddle
+    found = np.array([(z @ z.T)[np.triu_indices(order + 1)] for z in draws])
+    found += (pooled - found.sum(0)) / clients
+    damping, start_misfit = 1e-2, np.linalg.norm(misfit(found))
+    for _ in range(16):
         jacobian, error = slopes(found), misfit(found)
         for _ in range(8):
             inner = jacobian @ jacobian.T
             inner += damping * np.trace(inner) / len(inner) * np.eye(len(inner))
-            step = (jacobian.T @ np.linalg.solve(inner, error)).reshape(clients - 1, size) * scale
+            step = (jacobian.T @ np.linalg.lstsq(inner, error, rcond=None)[0]).reshape(clients - 1, size) * scale
             trial = found.copy()
             trial[:-1] += step
             trial[-1] = pooled - trial[:-1].sum(0)
@@ -226,9 +233,8 @@ def test_moments_of_clients_by_least_squares_over_all_totals():
             damping *= 10
     assert np.linalg.norm(misfit(found)) < 0.1 * start_misfit  # the attack fits what was sent
     known, blind = (np.linalg.norm((one - truth) / scale) for one in (found, guess))
-    print("LMERR", known, blind, known / blind, np.linalg.norm(misfit(found)), start_misfit, len(target))
     assert len(target) <= 0.25 * (clients - 1) * size
-    assert known > 0.6 * blind
+    assert known > 0.9 * blind
 
 
 def moments_of(home):
@@ -312,7 +318,7 @@ def texts_in(sums, clients=1):
 def test_a_total_changed_for_all_alike_does_not_name_a_rare_level(defended, tmp_path, clock, parts, monkeypatch):
     if not defended:
         monkeypatch.setattr(MaskedAnswers, "check_total", lambda self, total: remove_tag(total))
-    _, transport, error = run_categories(tmp_path, forge_levels(parts))
+    _, _, error = run_categories(tmp_path, forge_levels(parts))
     by_step = {}
     for (_, number), (step, values) in parts.items():
         by_step.setdefault((number, step), []).append(values)
@@ -379,7 +385,7 @@ def test_dropped_columns_are_not_read(tmp_path, clock, parts):
 
 def test_cohorts_that_differ_by_a_client_need_the_operators_agreement(tmp_path, clock):
     """Defence off (`again`): the difference of both runs' totals is the client that is in one of them only."""
-    nodes, transport = start(tmp_path, sizes=(30, 31, 32, 33, 34))
+    _, transport = start(tmp_path, sizes=(30, 31, 32, 33, 34))
     files, keys = tmp_path / "clients", identities(NAMES)
     federation = write_run(files, clients=4)
 
@@ -392,7 +398,7 @@ def test_cohorts_that_differ_by_a_client_need_the_operators_agreement(tmp_path, 
             node.again = again
         return found
 
-    with pytest.raises((RequestError, WorkError), match="other clients|signed"):
+    with pytest.raises((RequestError, WorkError), match=r"other clients|signed"):
         run(federation, fewer(False), tmp_path / "less")
     _, smaller = run(federation, fewer(True), tmp_path / "less")
     sizes = [

@@ -11,8 +11,12 @@ import torch
 from mooring.advice.federated.program import advise_program, shape_of
 from mooring.core.errors import ClientError, RequestError, WorkError
 from mooring.core.summing import Sum, run_together
+from mooring.engines.request import request
+from mooring.remote.client_node import ClientNode
 from mooring.remote.memory import LATE, LOST, TWICE
 from mooring.remote.messages import Payload
+from mooring.remote.server_run import run_federation
+from mooring.runs.sections import FederationSection
 from tests.advice.test_federated_advice import plant
 from tests.remote.masked_runs import NAMES, Watched, clock, make_nodes, run, write_run, write_tables
 
@@ -340,3 +344,54 @@ def excess_of(results, truths):
         models = {"local": own.models.local, "global": own.models.global_, "personal": own.models.personal}
         out.append([((models[name].v - truth) ** 2).sum() for name in (kind, "local")])
     return np.array(out)
+
+
+# Fits, whose messages are each client's own.
+
+
+FIT_REQUESTS = (
+    "survey", "tally", "spread", "adopt", "client_statistics", "statistics", "begin", "local_update", "evaluate",
+    "models", "numbers", "done",
+)  # fmt: skip
+FIT_CHANGES = {
+    "no fields": FORMS["no fields"],
+    "no bytes": FORMS["no bytes"],
+    "nested brackets": FORMS["nested brackets"],
+    "refuses with escapes": FORMS["refuses with escapes"],
+    "escapes as a field": FORMS["escapes as a field"],
+    "fields of lists": lambda reply: reply._replace(fields={key: [[]] for key in reply.fields}),
+    "fields of escapes": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, ESCAPES)),
+    "fields of 2^80": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, 2**80)),
+    "a megabyte": lambda reply: reply._replace(fields=dict.fromkeys(reply.fields, "x" * 1_000_000)),
+    "nan": lambda reply: reply._replace(tensors={k: t.double() * math.nan for k, t in reply.tensors.items()}),
+    "infinite": lambda reply: reply._replace(tensors={k: t.double() + math.inf for k, t in reply.tensors.items()}),
+    "huge": lambda reply: reply._replace(tensors={k: t.double() + 1e300 for k, t in reply.tensors.items()}),
+    "empty": lambda reply: reply._replace(tensors={k: t[:0] if t.dim() else t for k, t in reply.tensors.items()}),
+    "whole numbers": lambda reply: reply._replace(tensors={k: t.to(torch.int8) for k, t in reply.tensors.items()}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", FIT_CHANGES)
+@pytest.mark.parametrize("what", FIT_REQUESTS)
+def test_a_false_reply_to_a_request_of_a_fit_stops_nobody_else(what, label, tmp_path, clock):
+    """The others finish with finite models, nobody else is blamed, and nothing controls the terminal."""
+    tables, said = write_tables(tmp_path), []
+    fit = request(str(tables), purpose="fit", algorithm="fedprox_personal", target="y", rounds=2, threads=1)
+    options = FederationSection(clients=5, share_models=True, wait=20.0, deadline=5.0, quorum=0.5)
+    fit = fit.model_copy(update={"federation": options})
+    nodes = [ClientNode(fit, file, tmp_path / "state" / file.stem) for file in sorted(tables.iterdir())]
+
+    def spoil(name, asked, message, reply):
+        return FIT_CHANGES[label](reply) if (name, asked) == (BAD, what) else reply
+
+    start, transport = time.process_time(), Watched(nodes, spoil)
+    transport.enrolled = {node: client.name for node, client in transport.clients.items()}
+    result = run_federation(fit, transport, tmp_path / "run", report=said.append)
+    assert time.process_time() - start < 3 * MAX_CPU_SECONDS
+    assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
+    others = result.clients[result.clients["client"] != BAD]
+    assert len(others) == 4 and others["personal"].notna().all()
+    assert all(sentence.isprintable() and len(sentence) < 900 for sentence in said)
+    blamed = [sentence for sentence in said if "cannot be used" in sentence or "left out" in sentence]
+    assert not any(f"client '{name}'" in sentence for sentence in blamed for name in set(NAMES) - {BAD})
