@@ -161,7 +161,6 @@ def state_by_sums(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
     clients, task = federation.clients, federation.task
     homes = [home_rows(task, clients, i) for i in range(len(clients.names))]
     result, own = advise_together(shape_of(task), homes, DEFAULT_MARGIN, DEFAULT_LEVEL)
-    assert result.line is not None
     models = [np.stack([getattr(part.models, name).v for part in own]) for name in ("local", "global_", "personal")]
     risk = {name: federation.risk(torch.from_numpy(v)).numpy() for name, v in zip(MODEL_KINDS, models)}
     recommended = np.array([str(part.recommendations.recommended[0]) for part in own])
@@ -169,7 +168,8 @@ def state_by_sums(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
     share = (clients.train.size.double() / clients.train.size.sum()).numpy()
     out = {}
     for other in ALTERNATIVES:
-        _, low, high = result.line.personal_line[other]
+        line = None if result.line is None else result.line.personal_line[other]  # None: beyond the budget
+        low, high = (0.0, 0.0) if line is None else (line.low, line.high)
         out[other] = {
             "gain": risk[other] - recommended_risk,
             "same": np.array([part.recommendations.is_same[other][0] for part in own]),
