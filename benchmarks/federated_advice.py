@@ -9,6 +9,10 @@ agrees on its schema, fits, compares and recommends with the programs that clien
 left out, which change no number. Every way's test losses are stored, and computed again with --again. --show runs
 nothing. The table has, per way and model, the mean test loss relative to that of the same shape in memory, and for
 sums the steps (messages to a client) and the numbers of an answer, in all.
+
+    python -m benchmarks.federated_advice --calls 24 [--seed 0]
+
+prints the table of `benchmarks.advice_planted --part calls` for the same federations, in memory and by sums.
 """
 
 from __future__ import annotations
@@ -26,12 +30,15 @@ import pandas as pd
 import torch
 
 import mooring
+from benchmarks.advice_planted import GROUPS, CallTotals, state_federation
 from benchmarks.advice_tables import KINDS
+from benchmarks.planted import planted
 from mooring.advice.advise import run_advice
-from mooring.advice.evaluation.loss_sums import MODEL_KINDS
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
 from mooring.advice.federated.client import schema_options
-from mooring.advice.federated.program import advise_program, apply_columns, home_rows, shape_of
+from mooring.advice.federated.program import advise_program, advise_together, apply_columns, home_rows, shape_of
 from mooring.advice.federated.score_models import design, family_of
+from mooring.advice.inference.recommendation import DEFAULT_LEVEL, DEFAULT_MARGIN
 from mooring.core.errors import RequestError
 from mooring.core.summing import run_together
 from mooring.data.folds import row_losses
@@ -148,6 +155,48 @@ def advise_by_sums(frame: pd.DataFrame, roles: dict[str, str], way: str) -> dict
     }
 
 
+def state_by_sums(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """What `benchmarks.advice_planted.state_federation` returns, by sums."""
+    federation = planted(kind, seed)
+    clients, task = federation.clients, federation.task
+    homes = [home_rows(task, clients, i) for i in range(len(clients.names))]
+    result, own = advise_together(shape_of(task), homes, DEFAULT_MARGIN, DEFAULT_LEVEL)
+    models = [np.stack([getattr(part.models, name).v for part in own]) for name in ("local", "global_", "personal")]
+    risk = {name: federation.risk(torch.from_numpy(v)).numpy() for name, v in zip(MODEL_KINDS, models)}
+    recommended = np.array([str(part.recommendations.recommended[0]) for part in own])
+    recommended_risk = np.array([risk[name][i] for i, name in enumerate(recommended)])
+    share = (clients.train.size.double() / clients.train.size.sum()).numpy()
+    out = {}
+    for other in ALTERNATIVES:
+        line = None if result.line is None else result.line.personal_line[other]  # None: beyond the budget
+        low, high = (0.0, 0.0) if line is None else (line.low, line.high)
+        out[other] = {
+            "gain": risk[other] - recommended_risk,
+            "same": np.array([part.recommendations.is_same[other][0] for part in own]),
+            "probability": np.array([float(part.recommendations.over[other].probability[0]) for part in own]),
+            "full": np.array([low, high]),
+            "low": np.array(low),
+            "high": np.array(high),
+            "mean": np.array(share @ (risk[other] - risk["personal"])),
+        }
+    return out
+
+
+def judge_calls(count: int, seed: int) -> None:
+    """Print the measures of `benchmarks.advice_planted` in memory and by sums, on the same federations."""
+    print(
+        f"{'':16} {'':8} against  feds called  false  (of all)   high  false  mod.+  false    Brier      ECE  covered"
+    )
+    for group, kinds in GROUPS.items():
+        for way, state in (("memory", state_federation), ("sums", state_by_sums)):
+            totals = {other: CallTotals() for other in ALTERNATIVES}
+            for number in range(count // len(GROUPS)):
+                for other, record in state(kinds[number % len(kinds)], seed + number).items():
+                    totals[other].add(record)
+            for other, total in totals.items():
+                print(f"{group:16} {way:8} {other:8} {total.describe()}", flush=True)
+
+
 def show(out: Path, names: list[str], part: str) -> None:
     rows = []
     for name in names:
@@ -177,8 +226,10 @@ def show(out: Path, names: list[str], part: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tables", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--calls", type=int, help="how many planted federations are stated, instead of tables")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", choices=PARTS, default="design")
     parser.add_argument("--only", default="")
     parser.add_argument("--ways", default=",".join(WAYS))
@@ -187,6 +238,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if options.calls:
+        judge_calls(options.calls, options.seed)
+        return
     names = [name for name in PARTS[options.part] if not options.only or name in options.only.split(",")]
     for name in [] if options.show else names:
         frame, roles = read_split_table(options.tables, name)
