@@ -111,13 +111,8 @@ def refuse_unsupported(run: RunFile) -> None:
         )
     if run.advice is not None and run.advice.shape == BOOSTED:
         raise RequestError(
-<<<<<<< HEAD
-            "--shape boosted does not apply across machines: sums for trees would show rows; use auto, which tries "
-            "splines, or linear."
-=======
             "--shape boosted does not apply across machines: sums for trees would show single rows; use auto, which "
             "tries splines, or linear."
->>>>>>> quality
         )
     if run.task.model is not None or run.task.name == "module":
         raise RequestError("recommendations across machines are for linear, logistic and Poisson tasks, not networks.")
