@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -16,7 +15,6 @@ from torch import nn
 
 from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import advice_options, gather_evidence
-from mooring.advice.evaluation.row_access import RowAccess
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.inference.recommendation import recommend
 from mooring.advice.new_clients.model_average import describe_average
@@ -90,7 +88,6 @@ class AdviceResult(AdviceMethods):
     headline: str  # the answer in a sentence
     words: dict[str, str]  # the sentences behind it, by what they are about
     run: Path | None
-    writes_models: bool = True  # whether the run directory contains the clients' models, which remote clients keep
 
     @property
     def record(self) -> JsonObject:
@@ -130,7 +127,7 @@ class AdviceResult(AdviceMethods):
         center = shares @ models.centers
         return StoredModels(
             models.global_,
-            models.recommended if self.writes_models else None,
+            models.recommended,
             job.clients.names,
             *describe_task(job),
             centre=None if torch.equal(center, models.global_) else center,
@@ -205,46 +202,36 @@ def run_advice(
     job: Job,
     directory: RunDirectory | None = None,
     tell: OnProgress = ignore_progress,
-    access: RowAccess | None = None,
 ) -> AdviceResult:
     """Choose, refit, evaluate, explain; folds are stored in the run directory, and the answer is written there last."""
-    options, access = advice_options(job), access or RowAccess()
-    theory: TheoryReport | None = None
-    explain = None if access.reads_rows else partial(explain_choice, job)
-    if access.reads_rows or not options.theory:
-        job, choice, evidence = gather_evidence(job, directory, tell, access, explain)
-    else:  # the theory is that of linear columns: it does not wait for the choice of others
-        steps: list[Callable[[], object]] = [
-            partial(gather_evidence, job, directory, tell, access, explain),
-            partial(find_theory, job),
-        ]
-        rows = access.usable(job.clients).rows
-        ((job, choice, evidence),), (theory,) = rows.map_independent(lambda step: [step()], steps)
-    task = job.task
+    options = advice_options(job)
+    job, choice, evidence = gather_evidence(job, directory, tell)
+    task, theory = job.task, None
     tell("explaining", 0, 2)
     recommendations = recommend(evidence.held, evidence.own, options.margin, options.level, evidence.fitted)
     models = recommended_models(choice, evidence.models, recommendations.recommended)
     frame = clients_frame(job, models, choice, evidence, recommendations)
-    explanation: Explanation | None = evidence.explanation
+    explanation: Explanation | None = None
     if isinstance(task, HasProx):
-        explanation = explanation or explain_choice(job, choice, evidence.shape)
+        explanation = explain_choice(job, choice, evidence.shape)
         frame = add_explanations(job, frame, choice, explanation)
-        theory = find_theory(job) if options.theory and access.reads_rows else theory
+        theory = find_theory(job) if options.theory else None
     tell("explaining", 1, 2)
     summary = (
         summarize(job, frame, evidence, recommendations)
         | summarize_theory(theory)
-        | evaluate_test_rows(job, evidence.models, models, access)
+        | evaluate_test_rows(job, evidence.models, models)
         | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, recommendations.recommended)}
     )
     fit, varies = (None, None) if explanation is None else (explanation.fit, explanation.varies)
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
-    effects = measure_effects(job, evidence.shape, models.global_, access.average_predictions)
+    effects = measure_effects(job, evidence.shape, models.global_)
     headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve, effects, varies)
     table = lambda_path_table(choice, loss_scale(job))
     run = None if directory is None else directory.path
-    answer = headline, words, run, access.writes_models
-    advice = AdviceResult(job, summary, frame, models, choice, evidence, table, theory, effects, curve, *answer)
+    advice = AdviceResult(
+        job, summary, frame, models, choice, evidence, table, theory, effects, curve, headline, words, run
+    )
     if directory is not None:
         write_run(directory, advice)
     return advice

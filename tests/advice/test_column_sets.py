@@ -13,11 +13,10 @@ from mooring.advice.advise import advise, resume
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
 from mooring.advice.candidates.shaper import INNER_FOLDS, MIN_ROWS_FOR_AUTO, Shaper, make_shaper
 from mooring.advice.evaluation import cross_fitting
-from mooring.advice.evaluation.cross_fitting import Evidence, split_rows
+from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import apply_shape
 from mooring.advice.evaluation.fold_fits import estimate_all_priors
 from mooring.advice.evaluation.loss_sums import ModelTriple
-from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.new_clients.personalize import personalize
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
@@ -32,7 +31,6 @@ from mooring.shapes.boosting import Boosting, fit_booster, out_of_fold_scores
 from mooring.shapes.column_sets import BOTH, SCORE, ColumnSets, add_columns, prune_columns, used_columns
 from mooring.shapes.columns import BOOSTED, LINEAR, PRODUCT, SPLINE, ShapedColumns
 from mooring.shapes.fitting import MAX_SPLINE_COLUMNS, limit_splines
-from mooring.shapes.trees import Trees
 from mooring.tasks.extra_columns import boosting_of, can_shape
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
@@ -354,31 +352,6 @@ def test_an_interrupted_run_with_shapes_resumes_to_the_same_bytes(bent, tmp_path
     resume(tmp_path / "cut")
     for name in ("models.safetensors", "advice.json", "clients.parquet", "run.toml", "schema.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (run / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("trees", [0, 1])
-def test_remote_trees_that_no_held_out_loss_asks_for_are_left_out(trees):
-    class Elsewhere(RowAccess):
-        reads_rows = False
-
-    class Stub:
-        def fit(self, rows, units=None):
-            booster = Trees(
-                3, np.zeros(1), np.zeros((trees, 1), int), np.zeros((trees, 1), np.float32), np.ones((trees, 2)),
-                np.zeros(trees, int),
-            )  # fmt: skip
-            shape = ShapedColumns(3, booster=booster)
-            return shape, rows.map_columns(shape)
-
-        def split(self, part, groups=None):
-            return FoldSplit(self.fit(part.train)[1], self.fit(part.held)[1], part.place)
-
-    rng = np.random.default_rng(0)
-    rows = Rows.stack(*([torch.from_numpy(rng.normal(size=(20, *more))) for _ in range(3)] for more in ((3,), ())))
-    keys = np.arange(3, dtype=np.uint64)
-    found = split_rows(Linear(3), UsableRows(rows), keys, "size", 0, 2, Stub(), Elsewhere())
-    assert (found.shape is not None) == (trees == 1) == (found.folded.sets is not None)
-    assert found.rows.x.shape[1] == found.folded.parts[0].train.x.shape[1] == found.folded.task.features == 3 + trees
 
 
 def levelling_off(seed=0, clients=15, days=24):

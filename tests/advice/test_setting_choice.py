@@ -20,7 +20,7 @@ from mooring.advice.candidates.families import (
 )
 from mooring.advice.evaluation.cross_fitting import cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult, screen_settings
-from mooring.advice.evaluation.held_out_losses import LossesByRow
+from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.advice.evaluation.setting_choice import (
     Choice,
     choose_exceptions,
@@ -132,7 +132,7 @@ def test_held_out_rows_weigh_the_settings_and_the_prior_has_half_of_the_belief()
 
     def found(*more: float) -> Choice:
         loss = torch.ones(4, 400) + torch.tensor(more)[:, None] / 400
-        return choose_settings(Linear(1), settings, LossesByRow(loss, fold, owner, 20), settings[2:], [prior])
+        return choose_settings(Linear(1), settings, HeldOutLosses(loss, fold, owner, 20), settings[2:], [prior])
 
     even = found(0, 0, 0, 0)
     assert sum(even.mix[setting] for setting in settings[2:]) == pytest.approx(0.5) and len(even.mix) == 4
@@ -147,10 +147,10 @@ def test_without_a_prior_noise_does_not_unseat_the_best_lambda_and_evidence_does
     settings = [Setting(GLOBAL, 0.0), Setting(LOCAL, 0.1), Setting(LAMBDA, 1.0)]
     owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
     loss = 1 + 0.5 * torch.rand(3, 400, generator=rng)
-    found = choose_settings(Linear(1), settings, LossesByRow(loss, fold, owner, 20), [])
+    found = choose_settings(Linear(1), settings, HeldOutLosses(loss, fold, owner, 20), [])
     assert found.plan == settings[2] and found.mix == {settings[2]: 1.0}
     loss[1] -= 0.2
-    assert choose_settings(Linear(1), settings, LossesByRow(loss, fold, owner, 20), []).plan == settings[1]
+    assert choose_settings(Linear(1), settings, HeldOutLosses(loss, fold, owner, 20), []).plan == settings[1]
 
 
 def test_personal_models_are_the_average_of_the_mix():
@@ -174,9 +174,9 @@ def test_clients_leave_only_where_their_own_rows_are_sure():
     rng = torch.Generator().manual_seed(0)
     owner, fold = torch.arange(900) // 30, torch.arange(900) % 5
     loss = torch.rand(1, 900, generator=rng) + 0.02 * torch.rand(2, 900, generator=rng)
-    assert exceptions(LossesByRow(loss, fold, owner, 30)) == {}
+    assert exceptions(HeldOutLosses(loss, fold, owner, 30)) == {}
     loss[0, owner < 6] += 1.0  # six clients lose much with the plan
-    assert exceptions(LossesByRow(loss, fold, owner, 30)) == dict.fromkeys(range(6), 1)
+    assert exceptions(HeldOutLosses(loss, fold, owner, 30)) == dict.fromkeys(range(6), 1)
 
 
 def test_who_cannot_tell_keeps_the_plan():
@@ -245,9 +245,9 @@ def test_an_average_does_not_depend_on_how_many_settings_were_dropped():
     loss = torch.ones(23, 400) + torch.tensor([*[0.2] * 18, 0.002, 0.001, 0.0, 0.001, 0.2])[:, None]
     belief, kept = prior_probabilities(settings, proposed), [18, 19, 20, 21, 22]
     assert float(belief.sum()) == pytest.approx(1) and float(belief[20:22].sum()) == pytest.approx(0.5)
-    whole = choose_settings(Linear(1), settings, LossesByRow(loss, fold, owner, 20), proposed, [prior])
+    whole = choose_settings(Linear(1), settings, HeldOutLosses(loss, fold, owner, 20), proposed, [prior])
     few = [settings[k] for k in kept]
-    part = choose_settings(Linear(1), few, LossesByRow(loss[kept], fold, owner, 20), proposed, [prior], belief[kept])
+    part = choose_settings(Linear(1), few, HeldOutLosses(loss[kept], fold, owner, 20), proposed, [prior], belief[kept])
     assert len(whole.mix) > 2 and part.mix == pytest.approx(whole.mix)
 
 

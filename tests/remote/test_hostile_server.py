@@ -239,7 +239,7 @@ def test_an_advice_client_answers_no_request_of_fits(honest):
     client = honest.client("declare")
     for name in REQUESTS:
         if name not in ("hello", "dismissed", "roll_call", "cohort", "step", "declare"):
-            asked = dict.fromkeys(REQUESTS[name].fields.replace("?", "").split(), {})
+            asked = {key: {} for key in REQUESTS[name].fields.replace("?", "").split()}
             reply = client.answer(name, Payload({**asked, "run": client.digest}))
             assert "does not belong to its run" in reply.fields["refused"], name
 

@@ -23,6 +23,7 @@ from mooring.advice.evaluation.fold_fits import (
     NearbyPriors,
     combine_priors,
     estimate_all_priors,
+    fit_folds,
     fold_priors,
 )
 from mooring.advice.evaluation.held_out_predictions import (
@@ -33,7 +34,7 @@ from mooring.advice.evaluation.held_out_predictions import (
 )
 from mooring.advice.evaluation.latest_target import fit_latest_targets, latest_target_share
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses, zero_sums
-from mooring.advice.evaluation.row_access import RowAccess, UsableRows
+from mooring.advice.evaluation.row_access import UsableRows
 from mooring.advice.evaluation.setting_choice import (
     MAX_CHOOSING_CLIENTS,
     Choice,
@@ -45,7 +46,7 @@ from mooring.advice.evaluation.setting_choice import (
 from mooring.core.client_functions import ClientRows
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
-from mooring.data.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, FoldSplit, count_folds, row_clients
+from mooring.data.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, count_folds, iterate_folds, row_clients
 from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.partial_pooling.client_prior import Prior, select_priors
 from mooring.shapes.column_sets import ColumnSets
@@ -59,7 +60,6 @@ MIN_CHOOSING_ROWS = 500  # to choose by where fits are slow on few rows, too: no
 
 
 FITTED_SETTINGS = "fitted settings"  # key in the cache of rows whose models by setting were stored
-Explain = Callable[[Choice, ShapedColumns | None], Any]
 
 
 class Evidence(NamedTuple):
@@ -71,7 +71,6 @@ class Evidence(NamedTuple):
     fitted: LossSums | None = None  # over the rows that the folds' models were fitted to; None: not evaluated
     shape: ShapedColumns | None = None  # the extra columns that the models use
     predictions: HeldOutPredictions | None = None  # of held-out rows; None where rows stay with their clients
-    explanation: Any = None  # what `explain` made of the choice
 
 
 class SplitRows(NamedTuple):
@@ -96,10 +95,8 @@ def cross_fit(
     groups: Tensor | None = None,
     times: Tensor | None = None,
     shaper: Shaper | None = None,
-    access: RowAccess | None = None,
     varying: Tensor | None = None,
     linear_priors: Sequence[Prior] = (),
-    explain: Explain | None = None,
 ) -> tuple[Choice, Evidence]:
     """Choose by folds of all rows, evaluate the chosen models on them, and refit to all rows.
 
@@ -108,12 +105,11 @@ def cross_fit(
     compared in some folds only. Rows of one of the `groups` [N] are in one fold; with `times` [N] each fold is
     predicted from earlier rows only. With a `shaper` models may use extra columns. Coefficients that are not `varying`
     [d] are the same in all personal models. `linear_priors` are those of all rows and linear columns, if they are
-    known. What `explain` makes of the choice and the columns is computed beside the evaluation.
+    known.
     """
     tell("estimating how clients vary", 0, 1)
-    access = access or RowAccess()
     usable = UsableRows(rows.compact(), groups, times)
-    all_rows, choosers, data, shape = split_rows(task, usable, keys, weights, seed, folds, shaper, access)
+    all_rows, choosers, data, shape = split_rows(task, usable, keys, weights, seed, folds, shaper)
     data = data._replace(varying=varying)
     task, sets = data.task, data.sets
     raw = estimate_all_priors(task, all_rows, sets, known=linear_priors)
@@ -126,7 +122,7 @@ def cross_fit(
     if varying is not None:
         belief[[k for k, setting in enumerate(settings) if setting.family == LOCAL]] = 0.0
     choosing = count_choosing_folds(task, data.rows, len(data.parts))
-    results, compared, losses = access.fit_folds(data, settings, choosing, near, done or {}, save, tell)
+    results, compared, losses = fit_folds(data, settings, choosing, near, done or {}, save, tell)
     proposed = [setting for setting in proposed if settings.index(setting) in set(compared)]
     settings, belief = [settings[k] for k in compared], belief[compared]
     choice = choose_settings(task, settings, losses, proposed, near.combined, belief)
@@ -139,24 +135,15 @@ def cross_fit(
     chosen = choice
     choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
 
-    def fit_all() -> tuple[ModelTriple, LossSums]:
-        models = fit_triple(task, all_rows, choice, priors, weights, sets)
-        return models, sum_losses(task, all_rows, models)
-
-    steps: list[Callable[[], Any]] = [
-        lambda: evaluate_folds(data, results, chosen, tell, access),
-        fit_all,
-        lambda: None if explain is None else explain(choice, shape),
-    ]
-    ((held, fitted, predictions),), ((models, own_sums),), (explanation,) = all_rows.map_independent(
-        lambda step: [step()], steps
-    )
+    held, fitted, predictions = evaluate_folds(data, results, chosen, tell)
+    models = fit_triple(task, all_rows, choice, priors, weights, sets)
+    own_sums = sum_losses(task, all_rows, models)
     if len(choosers) < len(all_rows):
         held, fitted = (expand_sums(sums, choosers, len(all_rows)) for sums in (held, fitted))
     known = join_predictions(predictions, choosers)
     if known is not None and known.by_model[LOCAL].ndim == 1:
         known = known._replace(new_clients=predict_new_clients(task, all_rows, choice, priors, weights, sets))
-    return choice, Evidence(models, held, own_sums, fitted, shape, known, explanation)
+    return choice, Evidence(models, held, own_sums, fitted, shape, known)
 
 
 def split_rows(
@@ -167,7 +154,6 @@ def split_rows(
     seed: int,
     folds: int | None,
     shaper: Shaper | None,
-    access: RowAccess,
 ) -> SplitRows:
     """The rows in folds, of very many clients those of MAX_CHOOSING_CLIENTS, with the extra columns of a `shaper`."""
     all_rows, groups, times = usable
@@ -178,8 +164,8 @@ def split_rows(
         groups, times = (
             None if part is None else part[torch.isin(row_clients(all_rows), choosers)] for part in (groups, times)
         )
-    count = count_task_folds(task, rows, folds, access.is_in_time_order(usable))
-    parts = access.split(UsableRows(rows, groups, times), keys[choosers.numpy()], seed, count)
+    count = count_task_folds(task, rows, folds, times is not None)
+    parts = list(iterate_folds(rows, keys[choosers.numpy()], seed, count, groups, times))
     if not parts:
         raise RequestError("no client has rows of two different times, so none can be predicted from earlier ones.")
     if folds is None and task.dim > MAX_DENSE_PARAMETERS:
@@ -189,15 +175,11 @@ def split_rows(
         few = len(choosers) < len(all_rows)
         few_shaper = replace(shaper, keys=shaper.keys[choosers.numpy()]) if few else shaper
 
-        def make_columns(part: FoldSplit | None) -> list[Any]:
-            return [shaper.fit(all_rows, usable.groups) if part is None else few_shaper.split(part, groups)]
-
-        ((found, shaped_rows),), *shaped = all_rows.map_independent(make_columns, [None, *parts])
-        if access.reads_rows or found.booster is None or len(found.booster) or found.splines or found.products:
-            shape, all_rows, parts = found, shaped_rows, [part for (part,) in shaped]
-            rows = all_rows.select(choosers).compact() if few else all_rows
-            task = replace(task, features=shape.width)
-            sets = ColumnSets(task, shape)
+        parts = [few_shaper.split(part, groups) for part in parts]
+        shape, all_rows = shaper.fit(all_rows, usable.groups)
+        rows = all_rows.select(choosers).compact() if few else all_rows
+        task = replace(task, features=shape.width)
+        sets = ColumnSets(task, shape)
     few_weights = weights if isinstance(weights, str) else weights[choosers]
     folded = FoldedRows(task, rows, parts, few_weights, keys[choosers.numpy()], seed, sets)
     return SplitRows(all_rows, choosers, folded, shape)
@@ -273,7 +255,7 @@ def assemble_triple(choice: Choice, models: Mapping[Setting, SettingModels]) -> 
 
 
 def evaluate_folds(
-    data: FoldedRows, results: list[FoldResult], choice: Choice, tell: OnProgress, access: RowAccess
+    data: FoldedRows, results: list[FoldResult], choice: Choice, tell: OnProgress
 ) -> tuple[LossSums, LossSums, list[HeldOutPredictions | None]]:
     """What all folds' rows show of the chosen models, fitted without them, what the rows show that they were fitted to,
     and the predictions of the former."""
@@ -285,7 +267,7 @@ def evaluate_folds(
         sums = (
             sums for (sums,) in data.rows.map_independent(lambda rows: [sum_losses(data.task, rows, models)], parts)
         )
-        predictions = predict_held_out(data.task, part.held, models) if access.reads_rows else None
+        predictions = predict_held_out(data.task, part.held, models)
         return [(*sums, predictions)]  # type: ignore[list-item]
 
     out = []

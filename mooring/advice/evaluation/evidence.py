@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.shaper import MIN_ROWS_FOR_AUTO, Shaper
-from mooring.advice.evaluation.cross_fitting import Evidence, Explain, cross_fit
+from mooring.advice.candidates.families import make_offset
+from mooring.advice.candidates.shaper import MIN_ROWS_FOR_AUTO, Shaper, make_shaper
+from mooring.advice.evaluation.cross_fitting import Evidence, cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult
 from mooring.advice.evaluation.loss_sums import ModelTriple
 from mooring.advice.evaluation.networks import NetworkCheckpoint, network_evidence, network_folds
-from mooring.advice.evaluation.row_access import RowAccess, UsableRows
+from mooring.advice.evaluation.row_access import UsableRows, usable
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx, with_columns
@@ -37,13 +38,8 @@ def advice_options(job: Job) -> AdviceSection:
     return job.run.advice or AdviceSection()
 
 
-def gather_evidence(
-    job: Job, directory: RunDirectory | None, tell: OnProgress, access: RowAccess, explain: Explain | None = None
-) -> tuple[Job, Choice, Evidence]:
-    """The job with the columns that the models use, the choice and the evidence. Test rows take no part.
-
-    `explain` is that of `cross_fit`.
-    """
+def gather_evidence(job: Job, directory: RunDirectory | None, tell: OnProgress) -> tuple[Job, Choice, Evidence]:
+    """The job with the columns that the models use, the choice and the evidence. Test rows take no part."""
     task, clients, training, folds = job.task, job.clients, job.run.training, advice_options(job).folds
     stored = checkpoint.read_folds(directory.path) if directory is not None else {}
 
@@ -61,11 +57,11 @@ def gather_evidence(
         store(number, fold._asdict(), {})
 
     done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
-    usable = access.usable(clients)
-    shaper, priors = choose_shaper(job, usable, access)
-    split = usable.groups, usable.times, shaper, access, varying_coefficients(job), priors, explain
+    rows = usable(clients)
+    shaper, priors = choose_shaper(job, rows)
+    split = rows.groups, rows.times, shaper, varying_coefficients(job), priors
     weights, seed = clients.weighting(training.weights), training.seed
-    choice, evidence = cross_fit(task, usable.rows, clients.keys, weights, seed, folds, done, save, tell, *split)
+    choice, evidence = cross_fit(task, rows.rows, clients.keys, weights, seed, folds, done, save, tell, *split)
     return apply_shape(job, choice, evidence)
 
 
@@ -82,7 +78,7 @@ def varying_coefficients(job: Job) -> Tensor | None:
     return torch.cat([varying, torch.full((job.task.dim - len(varying),), INTERCEPT in names)])
 
 
-def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> tuple[Shaper | None, list[Prior]]:
+def choose_shaper(job: Job, usable: UsableRows) -> tuple[Shaper | None, list[Prior]]:
     """How extra columns are made, if the run asks for any that serve its task, and the priors of linear columns."""
     wanted, clients = advice_options(job).shape, job.clients
     if clients.schema is not None and clients.schema.formula is not None:
@@ -97,12 +93,14 @@ def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> tuple[Shap
     total = int(rows.size.sum())
     if wanted == "auto" and (total < MIN_ROWS_FOR_AUTO * count_scores(job.task) or not is_dense(job.task)):
         return None, []
-    if wanted == BOOSTED and access.reads_rows and not has_boosting():
+    if wanted == BOOSTED and not has_boosting():
         raise RequestError(MISSING_XGBOOST)
     kinds = estimate_priors(job.task, rows)
     priors = average_kinds(kinds)
     ridge = estimate_global_ridge(job.task, priors[0], total) if priors else 0.0
-    return access.make_shaper(job, usable, wanted, priors[0] if priors else None, ridge), kinds
+    offset = make_offset(job.task, priors[0], ridge) if priors else None
+    split = job.run.training.seed, usable.groups, usable.times is not None
+    return make_shaper(job.task, rows, clients.keys, wanted, clients.schema.numeric_places, offset, *split), kinds
 
 
 def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choice, Evidence]:

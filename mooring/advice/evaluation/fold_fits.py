@@ -24,7 +24,7 @@ from mooring.advice.candidates.families import (
     SettingModels,
     fit_settings,
 )
-from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
+from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
 from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
@@ -86,7 +86,7 @@ class FoldFits(NamedTuple):
     losses: HeldOutLosses
 
 
-def fit_folds_in_memory(
+def fit_folds(
     data: FoldedRows,
     settings: list[Setting],
     choosing: int,
@@ -143,14 +143,14 @@ def screen_settings(task: Task, settings: list[Setting], fits: list[FoldResult],
     return sorted(keep)
 
 
-def losses_by_row(data: FoldedRows, results: list[FoldResult]) -> LossesByRow:
+def losses_by_row(data: FoldedRows, results: list[FoldResult]) -> HeldOutLosses:
     """The losses of all folds. Of a single one, clients' own choices are made on some of its rows and evaluated on
     others."""
     number = [torch.full((len(fold.place),), k) for k, fold in enumerate(results)]
     if len(results) == 1:
         number = [assign_folds(data.parts[0].held, data.keys, DEFAULT_FOLDS, data.seed)]
     owner = row_clients(data.rows)[torch.cat([fold.place for fold in results])]
-    return LossesByRow(torch.cat([fold.loss for fold in results], 1), torch.cat(number), owner, len(data.rows))
+    return HeldOutLosses(torch.cat([fold.loss for fold in results], 1), torch.cat(number), owner, len(data.rows))
 
 
 def estimate_all_priors(

@@ -26,7 +26,7 @@ from mooring.advice.candidates.network_candidates import (
     train_settings,
 )
 from mooring.advice.evaluation.cross_fitting import Evidence, assemble_triple
-from mooring.advice.evaluation.held_out_losses import LossesByRow
+from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses
 from mooring.advice.evaluation.setting_choice import Choice, choose_settings
 from mooring.core.cohort import Rows
@@ -154,12 +154,12 @@ def choose_from_checkpoint(job: Job, checkpoint: NetworkCheckpoint) -> tuple[Cho
         score = checkpoint.tensors["error"] + LOSS_SHARE_AMONG_ERRORS * loss
     best = settings[int(score.mean(1).argmin())]
     owner = row_clients(held)
-    choice = choose_settings(job.task, settings, LossesByRow(score, fold, owner, len(held)), [best])
+    choice = choose_settings(job.task, settings, HeldOutLosses(score, fold, owner, len(held)), [best])
     plan = NetworkPlan(**checkpoint.known["plan"])
     if score is not loss:  # what is reported are losses
         mean = loss.double().mean(1).numpy()
         chosen = mean[choice.table["plan"].to_numpy()].item()
-        sums = LossesByRow(loss, fold, owner, len(held))
+        sums = HeldOutLosses(loss, fold, owner, len(held))
         choice = choice._replace(
             table=choice.table.assign(loss=mean, worse=mean - chosen),
             losses=sums.sums.sum(0) / sums.count.sum(0)[:, None],

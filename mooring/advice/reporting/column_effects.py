@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +60,6 @@ def measure_effects(
     job: Job,
     shape: ShapedColumns | None,
     w: Tensor,
-    average: Callable[[Any, ShapedColumns, Tensor, Sequence[int]], MeanPredictions] = average_predictions,
 ) -> list[JsonObject]:
     """Partial dependence on numeric columns, the least linear first: column, values, prediction, linear, curvature.
 
@@ -71,7 +70,7 @@ def measure_effects(
     columns = None if shape is None else clients.schema.numeric_places
     if shape is None or not columns or task.predict(w[None], clients.train.x[:1][None].to(task.dtype))[0].ndim != 1:
         return []
-    averages, scaling = average(job, shape, w, columns), read_scaling(clients)
+    averages, scaling = average_predictions(job, shape, w, columns), read_scaling(clients)
     splines = {extra.bases[0] for extra in shape.groups if extra.kind == SPLINE}
     least = MIN_CURVATURE * averages.target_deviation
     out: list[tuple[float, JsonObject]] = []

@@ -23,7 +23,6 @@ from mooring.advice.evaluation.loss_sums import (
     pooled_losses,
     sum_losses,
 )
-from mooring.advice.evaluation.row_access import RowAccess
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.inference.recommendation import (
     CLIENT_LEVEL,
@@ -34,6 +33,7 @@ from mooring.advice.reporting.learning_curve import LearningCurve
 from mooring.advice.reporting.setting_summary import client_lams, effective_family, setting_alpha
 from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
+from mooring.engines.metrics import compute_metrics
 from mooring.engines.prepare import Job
 from mooring.engines.theory_report import TheoryReport
 from mooring.estimates.clustered_mean import MeanDifference
@@ -192,7 +192,7 @@ def difference_record(line: MeanDifference, unit: float, loss: float) -> dict[st
     return dict(zip(ends[0], values.tolist())) | dict(zip(ends[1], as_percent(values, loss).tolist()))
 
 
-def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModels, access: RowAccess) -> JsonObject:
+def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModels) -> JsonObject:
     """What a table's own test rows show of the models: reported, never used to decide."""
     clients = job.clients
     if clients.has_random_parts or int(clients.test.size.sum()) == 0:
@@ -202,7 +202,10 @@ def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModel
     losses = pooled_losses(sums) | {"recommended": pooled_losses(recommended)[PERSONAL]}
     return {
         "test": {"rows": int(sums.rows.sum())} | {name: unit * loss for name, loss in losses.items()},
-        "measures": access.test_measures(job, dict(zip((*MODEL_KINDS, "recommended"), models[:4]))),
+        "measures": {
+            name: compute_metrics(job.task, clients, w).overall
+            for name, w in zip((*MODEL_KINDS, "recommended"), models[:4])
+        },
     }
 
 
