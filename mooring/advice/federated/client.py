@@ -31,6 +31,8 @@ from mooring.advice.federated.results import client_row, federation_record, pick
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.summing import Program, Step, Sum, to_integers, to_values
 from mooring.core.types import JsonObject
+from mooring.data.schema_client import ClientTable
+from mooring.data.schema_server import SchemaPlan
 from mooring.data.schema_sums import Agreement, SchemaOptions, agree_by_sums
 from mooring.engines.fit_files import describe_task
 from mooring.engines.prepare import Job
@@ -187,7 +189,7 @@ class AdviceClientNode(ClientNode):
         assert own is not None
         return result, own
 
-    def _read_planned(self, plan: object) -> object:
+    def _read_planned(self, plan: SchemaPlan) -> ClientTable:
         return self.member
 
     def run_program(self, sealed: str = "") -> RunningProgram:
