@@ -12,6 +12,7 @@ from mooring.advice.federated.client import AdviceClientNode
 from mooring.advice.federated.curves import columns_program, expand
 from mooring.advice.federated.estimate import (
     STEP_TOLERANCE,
+    VARIANCE_STEPS,
     Shape,
     _curve_ridge,
     _fit_global,
@@ -153,7 +154,7 @@ def test_the_budget_falls_with_clients_and_coefficients():
     task = Linear(2)
     small = plan_budget(4, [shape_of(task)])
     assert not small.spread and not small.candidates
-    assert plan_budget(60, [shape_of(Linear(20))]).variance_steps == 4
+    assert plan_budget(60, [shape_of(Linear(20))]).variance_steps == VARIANCE_STEPS
 
 
 def test_a_cohort_gives_the_numbers_of_its_clients():

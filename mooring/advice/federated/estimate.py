@@ -67,6 +67,7 @@ STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
 VARIANCE_STEPS, MIN_VARIANCE_STEPS = 20, 2
+GROWTH = 4.0  # of a step's size by smaller variances alone; beyond, the step was too long
 MAX_SCORE = 1e9
 MAX_LOSS_RATIO = 1e4  # of a row's loss to the mean of the global model: more shows nothing
 CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
@@ -196,8 +197,8 @@ class ClientModels(NamedTuple):
 
     def on(self, place: np.ndarray | slice) -> ClientModels:
         """The models on some of their coefficients, the others being 0."""
-        parts = [fit._replace(v=fit.v[place]) for fit in (self.local, self.global_, self.personal)]
-        return ClientModels(*parts, self.dispersion, self.weights)
+        local, global_, personal = (fit._replace(v=fit.v[place]) for fit in (self.local, self.global_, self.personal))
+        return self._replace(local=local, global_=global_, personal=personal)
 
 
 def check_rows(total: np.ndarray, coefficients: int) -> float:
@@ -385,8 +386,8 @@ def _sum_moments(shape: Shape, homes: Sequence[HomeRows]) -> Program[Moments]:
     ]
     parts = [np.concatenate([_triangle(x.T @ x), target]) for x, target in zip(plain, targets)]
     total = yield Sum(MOMENTS, _stack(parts, size + (p + 1 if is_linear else k)))
-    gram, targets = _square(total[:size], p), total[size:]
-    return Moments(gram, targets[:p], float(targets[p])) if is_linear else Moments(gram, targets, 0.0)
+    gram, numbers = _square(total[:size], p), total[size:]
+    return Moments(gram, numbers[:p], float(numbers[p])) if is_linear else Moments(gram, numbers, 0.0)
 
 
 def _fit_global(
@@ -610,11 +611,11 @@ def _estimate_diagonal(
         gradient = score / np.sqrt(t) - ridge * tried
         next_move = solve(total + np.diag(ridge), gradient)
         size = float(gradient @ next_move)
-        if size > last:  # clients whose curvature is far from an equal share: the step was too long
+        if size > GROWTH * last:  # clients whose curvature is far from an equal share: the step was too long
             length, last = length / 2, size
             tried = w + length * move
             continue
-        w, move, last = tried, next_move, size
+        w, move, last, length = tried, next_move, size, min(2 * length, 1.0)
         tried = w + length * move
         ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
         ratio = np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE)
