@@ -19,10 +19,10 @@ global model w_i, which the client computes itself from what all clients know:
 with G_i the inverse of the others' curvature (for other losses by Laplace's method). A step for a variance per
 coefficient is t_j <- t_j sum_i u_ij^2 / sum_i (P_i - P_i A^-1 P_i)_jj with u_i = P_i (v_i - w),
 P_i = (K_i^-1 + T)^-1 and A = sum_i P_i, as in the majorize-minimize algorithm but without its square root, which takes
-fewer and bolder steps. The center that these models are pulled to moves with them, by A^-1 sum_i u_i. A is not added up, since it is no sum of
-single rows' functions: it is that of clients with an equal share of all rows' curvature, and has the diagonal of the
-real one. Where variances are uneven this center is far from the pooled model (`prison`: a test loss of 0.30 instead of
-0.36). Rows that are left out leave it, too.
+fewer and bolder steps. The center that these models are pulled to moves with them, by A^-1 sum_i u_i. A is not added up,
+since it is no sum of single rows' functions: it is that of clients with an equal share of all rows' curvature, and has
+the diagonal of the real one. Where variances are uneven this center is far from the pooled model (`prison`: a test loss
+of 0.30 instead of 0.36). Rows that are left out leave it, too.
 
 Numbers that are not linear in rows are counted. What the budget does not allow is left out, from the end of this list:
 the pooled losses and one variance for all, that of the intercept, the evidence (the slopes of held-out differences and
@@ -67,7 +67,7 @@ STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
 VARIANCE_STEPS, MIN_VARIANCE_STEPS = 20, 2
-GROWTH = 4.0  # of a step's size by smaller variances alone; beyond, the step was too long
+GROWTH = 1.5  # of a step's size, beyond which it is halved
 MAX_SCORE = 1e9
 MAX_LOSS_RATIO = 1e4  # of a row's loss to the mean of the global model: more shows nothing
 CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
@@ -600,7 +600,6 @@ def _estimate_diagonal(
         curved = np.isin(np.arange(d), np.concatenate([[], *fit.columns.curves]))
         ridge = np.where(curved, fit.ridge / fit.loss, 0.0)
     share, last, tried = (fit.curvature - np.diag(fit.ridge)) / (m * noise), np.inf, w
-    move, length, ratio = np.zeros(d), 1.0, np.ones(d)
     total = _pulled_curvature(share, t, m, np.ones(d))
     for _ in range(budget.variance_steps):
         inverse = np.linalg.inv(total + np.diag(ridge))
@@ -609,14 +608,12 @@ def _estimate_diagonal(
         seen = expected / t * m / (m - 1)
         total = _pulled_curvature(share, t, m, np.clip(seen / np.maximum(np.diag(total), 1e-12), 0.01, 100.0))
         gradient = score / np.sqrt(t) - ridge * tried
-        next_move = solve(total + np.diag(ridge), gradient)
-        size = float(gradient @ next_move)
+        move = solve(total + np.diag(ridge), gradient)
+        size = float(gradient @ move)
         if size > GROWTH * last:  # clients whose curvature is far from an equal share: the step was too long
-            length, last = length / 2, size
-            tried = w + length * move
-            continue
-        w, move, last, length = tried, next_move, size, min(2 * length, 1.0)
-        tried = w + length * move
+            tried = (w + tried) / 2
+        else:
+            w, last, tried = tried, size, tried + move
         ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
         ratio = np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE)
         t = np.maximum(t * ratio, MIN_VARIANCE)
@@ -624,7 +621,7 @@ def _estimate_diagonal(
         if size < CENTER_TOLERANCE and changed < VARIANCE_TOLERANCE:
             break
     total = _pulled_curvature(share, t, m, np.ones(d))
-    return Center(w, np.linalg.inv(total + np.diag(ridge)), True), t
+    return Center(tried, np.linalg.inv(total + np.diag(ridge)), True), t
 
 
 def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarray) -> np.ndarray:
@@ -639,7 +636,7 @@ def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarr
 
 
 def _variance_score(home: HomeRows, w: np.ndarray, t: np.ndarray, inverse: np.ndarray, dispersion: float) -> np.ndarray:
-    """[3 D]: u, t u^2 and t (P - P A^-1 P)_jj with the score u of the center, times the root of t, and its variance P."""
+    """[3 D]: the score u of the center times the root of t, t u^2 and t (P - P A^-1 P)_jj with the variance P of u."""
     root = np.sqrt(t)
     b, curvature = minimize(home, home.scores(w), np.ones(home.dim, bool), 1 / t, dispersion)
     score = b / root
