@@ -19,7 +19,7 @@ global model w_i, which the client computes itself from what all clients know:
 with G_i the inverse of the others' curvature (for other losses by Laplace's method). A step for a variance per
 coefficient is t_j <- t_j sum_i u_ij^2 / sum_i (P_i - P_i A^-1 P_i)_jj with u_i = P_i (v_i - w),
 P_i = (K_i^-1 + T)^-1 and A = sum_i P_i, as in the majorize-minimize algorithm but without its square root, which takes
-fewer and bolder steps. The center that these models are pulled to moves with them, by A^-1 sum_i u_i. A is not added up,
+fewer, bolder steps. The center that these models are pulled to moves with them, by A^-1 sum_i u_i. A is not added up,
 since it is no sum of single rows' functions: it is that of clients with an equal share of all rows' curvature, and has
 the diagonal of the real one. Where variances are uneven this center is far from the pooled model (`prison`: a test loss
 of 0.30 instead of 0.36). Rows that are left out leave it, too.
@@ -67,8 +67,8 @@ STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
 VARIANCE_STEPS, MIN_VARIANCE_STEPS = 20, 2
-GROWTH = 1.5  # of a step's size, beyond which it is halved
-MAX_SCORE = 1e9
+GROWTH = 4.0  # of a step's size by smaller variances alone; beyond, the step was too long
+MAX_SCORE, MAX_COEFFICIENT = 1e9, 1e3
 MAX_LOSS_RATIO = 1e4  # of a row's loss to the mean of the global model: more shows nothing
 CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
@@ -600,6 +600,7 @@ def _estimate_diagonal(
         curved = np.isin(np.arange(d), np.concatenate([[], *fit.columns.curves]))
         ridge = np.where(curved, fit.ridge / fit.loss, 0.0)
     share, last, tried = (fit.curvature - np.diag(fit.ridge)) / (m * noise), np.inf, w
+    move, length, ratio = np.zeros(d), 1.0, np.ones(d)
     total = _pulled_curvature(share, t, m, np.ones(d))
     for _ in range(budget.variance_steps):
         inverse = np.linalg.inv(total + np.diag(ridge))
@@ -608,20 +609,24 @@ def _estimate_diagonal(
         seen = expected / t * m / (m - 1)
         total = _pulled_curvature(share, t, m, np.clip(seen / np.maximum(np.diag(total), 1e-12), 0.01, 100.0))
         gradient = score / np.sqrt(t) - ridge * tried
-        move = solve(total + np.diag(ridge), gradient)
-        size = float(gradient @ move)
+        next_move = solve(total + np.diag(ridge), gradient)
+        size = float(gradient @ next_move)
         if size > GROWTH * last:  # clients whose curvature is far from an equal share: the step was too long
-            tried = (w + tried) / 2
-        else:
-            w, last, tried = tried, size, tried + move
+            length, last = length / 2, size
+            tried = w + length * move
+            continue
+        w, move, last, length = tried, next_move, size, min(2 * length, 1.0)
+        tried = w + length * move
         ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
         ratio = np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE)
         t = np.maximum(t * ratio, MIN_VARIANCE)
         changed = np.abs(np.log(ratio[t > MIN_VARIANCE])).max(initial=0.0)
         if size < CENTER_TOLERANCE and changed < VARIANCE_TOLERANCE:
             break
+    if not np.abs(w).max() < MAX_COEFFICIENT:
+        w = fit.center.w
     total = _pulled_curvature(share, t, m, np.ones(d))
-    return Center(tried, np.linalg.inv(total + np.diag(ridge)), True), t
+    return Center(w, np.linalg.inv(total + np.diag(ridge)), True), t
 
 
 def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarray) -> np.ndarray:
