@@ -19,10 +19,10 @@ global model w_i, which the client computes itself from what all clients know:
 with G_i the inverse of the others' curvature (for other losses by Laplace's method). A step for a variance per
 coefficient is t_j <- t_j sum_i u_ij^2 / sum_i (P_i - P_i A^-1 P_i)_jj with u_i = P_i (v_i - w),
 P_i = (K_i^-1 + T)^-1 and A = sum_i P_i, as in the majorize-minimize algorithm but without its square root, which takes
-fewer and bolder steps. The center that these models are pulled to moves with them, by A^-1 sum_i u_i. A is not added up, since it is no sum of
-single rows' functions: it is that of clients with an equal share of all rows' curvature, and has the diagonal of the
-real one. Where variances are uneven this center is far from the pooled model (`prison`: a test loss of 0.30 instead of
-0.36). Rows that are left out leave it, too.
+fewer, bolder steps. The center that these models are pulled to moves with them, by A^-1 sum_i u_i. A is not added up,
+since it is no sum of single rows' functions: it is that of clients with an equal share of all rows' curvature, and has
+the diagonal of the real one. Where variances are uneven this center is far from the pooled model (`prison`: a test loss
+of 0.30 instead of 0.36). Rows that are left out leave it, too.
 
 Numbers that are not linear in rows are counted. What the budget does not allow is left out, from the end of this list:
 the pooled losses and one variance for all, that of the intercept, the evidence (the slopes of held-out differences and
@@ -67,7 +67,8 @@ STEP_TOLERANCE = 1e-4  # squared standard errors by which a step still moves the
 BACKTRACK = 0.3
 VARIANCES = 10.0 ** np.linspace(-5, 2, 12)  # of the grid, in units of the target's and of the columns' scales
 VARIANCE_STEPS, MIN_VARIANCE_STEPS = 20, 2
-MAX_SCORE = 1e9
+GROWTH = 4.0  # of a step's size by smaller variances alone; beyond, the step was too long
+MAX_SCORE, MAX_COEFFICIENT = 1e9, 1e3
 MAX_LOSS_RATIO = 1e4  # of a row's loss to the mean of the global model: more shows nothing
 CENTER_TOLERANCE, VARIANCE_TOLERANCE = 0.05, 0.1  # squared standard errors, and logs of variances, of a last step
 MAX_VARIANCE_CHANGE, MIN_VARIANCE = 100.0, 1e-9
@@ -385,8 +386,8 @@ def _sum_moments(shape: Shape, homes: Sequence[HomeRows]) -> Program[Moments]:
     ]
     parts = [np.concatenate([_triangle(x.T @ x), target]) for x, target in zip(plain, targets)]
     total = yield Sum(MOMENTS, _stack(parts, size + (p + 1 if is_linear else k)))
-    gram, rest = _square(total[:size], p), total[size:]
-    return Moments(gram, rest[:p], float(rest[p])) if is_linear else Moments(gram, rest, 0.0)
+    gram, numbers = _square(total[:size], p), total[size:]
+    return Moments(gram, numbers[:p], float(numbers[p])) if is_linear else Moments(gram, numbers, 0.0)
 
 
 def _fit_global(
@@ -610,11 +611,11 @@ def _estimate_diagonal(
         gradient = score / np.sqrt(t) - ridge * tried
         next_move = solve(total + np.diag(ridge), gradient)
         size = float(gradient @ next_move)
-        if size > last:  # clients whose curvature is far from an equal share: the step was too long
+        if size > GROWTH * last:  # clients whose curvature is far from an equal share: the step was too long
             length, last = length / 2, size
             tried = w + length * move
             continue
-        w, move, last = tried, next_move, size
+        w, move, last, length = tried, next_move, size, min(2 * length, 1.0)
         tried = w + length * move
         ratio = np.where(expected > 0, squares / np.maximum(expected, 1e-12), 1.0)
         ratio = np.clip(ratio, 1 / MAX_VARIANCE_CHANGE, MAX_VARIANCE_CHANGE)
@@ -622,6 +623,8 @@ def _estimate_diagonal(
         changed = np.abs(np.log(ratio[t > MIN_VARIANCE])).max(initial=0.0)
         if size < CENTER_TOLERANCE and changed < VARIANCE_TOLERANCE:
             break
+    if not np.abs(w).max() < MAX_COEFFICIENT:
+        w = fit.center.w
     total = _pulled_curvature(share, t, m, np.ones(d))
     return Center(w, np.linalg.inv(total + np.diag(ridge)), True), t
 
@@ -638,7 +641,7 @@ def _pulled_curvature(share: np.ndarray, t: np.ndarray, m: int, weight: np.ndarr
 
 
 def _variance_score(home: HomeRows, w: np.ndarray, t: np.ndarray, inverse: np.ndarray, dispersion: float) -> np.ndarray:
-    """[3 D]: u, t u^2 and t (P - P A^-1 P)_jj, u being the score of the center times the root of t, and P its variance."""
+    """[3 D]: the score u of the center times the root of t, t u^2 and t (P - P A^-1 P)_jj with the variance P of u."""
     root = np.sqrt(t)
     b, curvature = minimize(home, home.scores(w), np.ones(home.dim, bool), 1 / t, dispersion)
     score = b / root
