@@ -95,7 +95,9 @@ def stopped(start, rows, out):
 
 
 @pytest.mark.parametrize(
-    ("start", "result"), [(fit, "FitResult"), (compare, "Comparison"), (advise, "AdviceResult")], ids=str
+    ("start", "result"),
+    [(fit, "FitResult"), (compare, "Comparison"), (advise, "AdviceResult")],
+    ids=["fit", "compare", "advise"],
 )
 def test_a_run_resumes_as_its_own_purpose(start, result, table, tmp_path):  # noqa: F811
     start(table, tmp_path / "whole")

@@ -16,7 +16,8 @@ from mooring.advice.federated.program import home_rows, shape_of
 from mooring.advice.federated.score_models import HomeRows
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.summing import run_together, to_integers
-from mooring.data.level_sums import BUCKETS, LEVELS, hash_text
+from mooring.data.level_sums import BUCKETS, hash_text
+from mooring.data.schema_sums import LEVELS
 from mooring.data.schema_sums import NAMES as LEVEL_NAMES
 from mooring.remote import transcript
 from mooring.remote.transcript import TAG_WORDS, MaskedAnswers, remove_tag
