@@ -12,7 +12,9 @@ from tests.support.repository import ROOT
 TESTED_IN = {  # a module, or a package of modules that are tested alike: the test file
     "__main__": "journeys/test_operator.py",
     "advice.evaluation.held_out_predictions": "advice/test_advise.py",
-    "advice.remote.columns": "advice/test_remote_server.py",
+    "advice.evaluation.row_access": "data/test_folds.py",
+    "advice.federated.plan_text": "advice/test_federated_advice.py",
+    "advice.federated.results": "advice/test_federated_server.py",
     "advice.reporting.explanations": "advice/test_advise.py",
     "advice.reporting.target_units": "advice/test_advise.py",
     "algorithms": "algorithms/test_contract.py",

@@ -70,16 +70,15 @@ def advise(
     csv_: Csv = False,
     track: Track = None,
     trust_code: TrustCode = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show what clients of a federation would send for a run file, and stop.")
-    ] = False,
-    columns: Annotated[int, typer.Option("--columns", help="Encoded columns that --plan counts with.")] = 20,
+    plan: Annotated[bool, typer.Option("--plan", help="List what clients would send.", show_default=False)] = False,
+    columns: Annotated[
+        int, typer.Option("--columns", help="Encoded columns that --plan counts with.", hidden=True)
+    ] = 20,
     **given: Any,
 ) -> None:
     """Recommend a model for every client.
 
-    Each client is recommended its local model, the global model or a personal one, with its improvement over the others
-    and the confidence in it.
+    Each client gets its local, the global or a personal model, with its improvement and the confidence in it.
     """
     if plan:
         show_plan(source, columns)

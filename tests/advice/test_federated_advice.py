@@ -22,7 +22,8 @@ from mooring.advice.federated.estimate import (
     estimate_program,
     size_numbers,
 )
-from mooring.advice.federated.plan import list_steps, nonlinear_budget, plan_budget
+from mooring.advice.federated.plan import list_steps, nonlinear_budget, plan_budget, plan_digest
+from mooring.advice.federated.plan_text import describe_plan
 from mooring.advice.federated.program import advise_together, shape_of
 from mooring.advice.federated.score_models import HomeRows, design, family_of
 from mooring.advice.federated.server import advise_federation
@@ -294,3 +295,16 @@ def test_saved_runs_predict_with_curves(tmp_path):
     run = run.model_copy(update={"advice": run.advice.model_copy(update={"shape": "boosted"})})
     with pytest.raises(RequestError, match="boosted does not apply across machines"):
         advise_federation(run, MemoryTransport(nodes), tmp_path / "other")
+
+
+def test_the_printed_plan_fits_a_terminal_and_names_its_digest(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[mooring]\npurpose = "advise"\n[data]\nsource = "clients"\ntarget = "y"\n[federation]\nclients = 4\n'
+    )
+    run = read_federation_request(path)
+    lines = describe_plan(run, 12)
+    assert plan_digest(run) in lines[0] and max(map(len, lines)) <= 80
+    planned = list_steps(4, shape_of(Linear(12)))
+    assert all(any(line.startswith(part.step.name) for line in lines) for part in planned)
+    assert any("3 of them together" in line for line in lines)

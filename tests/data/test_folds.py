@@ -5,7 +5,7 @@ import pandas as pd
 import torch
 
 import mooring
-from mooring.advice.evaluation import cross_fitting, row_access
+from mooring.advice.evaluation import cross_fitting
 from mooring.core.cohort import Rows
 from mooring.data.folds import (
     DEFAULT_FOLDS,
@@ -72,7 +72,7 @@ def test_rows_that_are_units_of_their_own_are_dealt_as_without():
 
 def test_advice_heeds_the_units(monkeypatch):
     seen = []
-    monkeypatch.setattr(row_access, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    monkeypatch.setattr(cross_fitting, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
     mooring.advise(visits(), client="patient", target="y", group="visit", folds=4, shape="linear", theory=False)
     assert seen[0] is not None and len(torch.unique(seen[0])) > 50
 
@@ -153,7 +153,7 @@ def test_repeated_rows_of_a_client_share_a_fold():
 
 def test_advice_keeps_repeated_rows_in_one_fold(monkeypatch):
     seen = []
-    monkeypatch.setattr(row_access, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    monkeypatch.setattr(cross_fitting, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
     frame = visits(4).drop(columns="visit").reset_index(drop=True)
     frame = pd.concat([frame, frame.iloc[::3]], ignore_index=True)
     mooring.advise(frame, client="patient", target="y", folds=2, shape="linear", theory=False)

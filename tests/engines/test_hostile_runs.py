@@ -155,8 +155,7 @@ def test_every_field(honest, monkeypatch, capsys):
 
 def join(path, folder):
     """What `mooring join` does before it connects, and its first reply."""
-    from mooring.advice.remote.client_node import AdviceClientNode
-
+    from mooring.advice.federated.client import AdviceClientNode
     from mooring.engines.request import read_federation_request
     from mooring.remote.client_node import ClientNode
     from mooring.remote.messages import Payload

@@ -91,8 +91,8 @@ LOCAL, GRID, MIXTURE = "local", "grid", "mixture"
 FINE, LOSSES, LIKELIHOODS = 1e-8, 1e-6, 1e-3  # quanta
 SIZES = Step("sizes", "rows in all, and how many clients have how many rows, by powers of two", 1.0)
 MOMENTS = Step("moments", "second moments of columns and target, for the global model", FINE)
-GRADIENT = Step("gradient", "loss and gradient at a common model, for the global model", FINE, times=MAX_GRADIENTS)
-HESSIAN = Step("hessian", "curvature at a common model, for the global model", FINE, times=MAX_HESSIANS)
+GRADIENT = Step("gradient", "loss and gradient at a model that all clients know", FINE, times=MAX_GRADIENTS)
+HESSIAN = Step("hessian", "curvature at a model that all clients know", FINE, times=MAX_HESSIANS)
 RIDGE = Step("ridge", "losses of global models with different ridges, each row left out", LOSSES)
 NOISE = Step("noise", "residual variances of local models, and how much these differ", LOSSES, linear=False)
 SPREAD = Step("spread", "likelihoods of between-client variances", LIKELIHOODS, linear=False)
@@ -283,8 +283,9 @@ def estimate_program(
     budget: Budget = budget_of(m, [part.shape for part in sets])
     if len(sets) > 1 and not budget.candidates:  # the global models' losses choose the set
         best = min(range(len(sets)), key=lambda k: fits[k].loss)
-        sets, parts, fits = sets[best : best + 1], parts[best : best + 1], fits[best : best + 1]
-        budget = budget_of(m, [sets[0].shape])
+        alone = sets[best]._replace(place=np.arange(sets[best].shape.dim))
+        sets, parts, fits = [alone], [parts[best]], [fits[best]._replace(columns=alone)]
+        budget = budget_of(m, [alone.shape])
     spreads = [_estimate_spread(fit, own, budget, m) for fit, own in zip(fits, parts)]
     ended = yield from side_by_side(spreads, STEPS_OF_A_SPREAD)
     federation, models = yield from _weigh_candidates(ended, parts, budget, m, rows)

@@ -48,7 +48,10 @@ def describe_plan(run: RunFile, columns: int) -> list[str]:
         "",
         f"{'sum':<22}{'numbers':>9}{'times':>7}  {'counts':<8}what for",
     ]
-    out += [f"{step.name:<22}{'':>9}{step.times:>7}  {'':<8}{numbers}" for step, numbers in SCHEMA_NUMBERS.items()]
+    for step, numbers in SCHEMA_NUMBERS.items():
+        wrapped = textwrap.wrap(numbers, 32)
+        out.append(f"{step.name:<22}{'':>9}{step.times:>7}  {'':<8}{wrapped[0]}")
+        out += [f"{'':48}{line}" for line in wrapped[1:]]
     for part in planned:
         counted = "" if part.step.linear else f"{part.counted:,}"
         purpose = textwrap.wrap(part.step.purpose, 32)
