@@ -78,7 +78,7 @@ def advise(
 ) -> None:
     """Recommend a model for every client.
 
-    Each client gets its local, the global or a personal model, with its improvement and the confidence in it.
+    It is local, global or personal, with its improvement and confidence.
     """
     if plan:
         show_plan(source, columns)
