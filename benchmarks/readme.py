@@ -22,9 +22,9 @@ from mooring.report.html_report import write_report
 
 ROOT = Path(__file__).parent.parent
 README, IMAGES = ROOT / "README.md", ROOT / "docs" / "images"
-COMMAND = ["mooring", "advise", "heart", "--out", "runs/heart"]
+COMMAND = ["mooring", "advise", "flights", "--out", "runs/flights"]
 SIZE = {"width": 1180, "height": 820}
-RUN = Path("runs") / "heart"
+RUN = Path("runs") / "flights"
 
 
 def terminal_output(folder: Path) -> str:
