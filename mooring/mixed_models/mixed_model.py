@@ -25,6 +25,8 @@ from mooring.mixed_models.likelihood import (
 
 CONFIDENCE_LEVEL = 0.95  # of intervals
 RESIDUAL = "residual"
+SINGULAR_FACTOR = 1e-4  # of the residual standard deviation: random effects that vary less do not vary
+MIN_PIVOT = 1e-9  # of columns of size 1, below which they are linearly dependent
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,6 +52,7 @@ class MixedModel:
     fixed_covariance: np.ndarray  # [p, p], of the fixed effects' estimates
     clients: list[str]
     design: DesignMatrices
+    is_singular: bool = False  # whether a combination of random effects does not vary
 
     @property
     def aic(self) -> float:
@@ -168,6 +171,8 @@ class MixedModel:
             f"Residual SD {self.residual_sd:.4g}, ICC {self.icc:.3f}, "
             f"R2 marginal {self.r2_marginal:.3f}, conditional {self.r2_conditional:.3f}",
         ]
+        if self.is_singular:
+            lines.append("boundary (singular) fit: a combination of the random effects has no variance")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -193,32 +198,51 @@ def fit_mixed_model(formula: str, data: object, *, reml: bool = True) -> MixedMo
     return _describe(parts, design, fit_design(design, reml, parts.correlated), reml)
 
 
-class ScaledFit(NamedTuple):
-    """A fit to columns that were divided by their root mean squares."""
+class OrthogonalFit(NamedTuple):
+    """A fit to columns that were made orthogonal: calendar years are nearly a multiple of the intercept, so that a
+    search in the columns as they are ends before the maximum."""
 
     products: CrossProducts
     fit: ProfiledFit
-    scale_x: np.ndarray  # [p]
-    scale_z: np.ndarray  # [q]
+    of_x: np.ndarray  # [p, p]: coefficients of the columns as they are, from those of the orthogonal ones
+    of_z: np.ndarray  # [q, q]
     log_likelihood: float  # of the columns as they are
 
 
-def fit_design(design: DesignMatrices, reml: bool, correlated: bool) -> ScaledFit:
+def fit_design(design: DesignMatrices, reml: bool, correlated: bool) -> OrthogonalFit:
     """The best fit to a design."""
-    scale_x, scale_z = (np.sqrt(np.maximum((part**2).mean(0), 1e-300)) for part in (design.x, design.z))
-    products = sum_products(design.x / scale_x, design.z / scale_z, design.y, design.code, len(design.clients))
+    of_x = _orthogonalize(design.x)
+    of_z = _orthogonalize(design.z) if correlated else _scale(design.z)  # uncorrelated effects of other columns differ
+    products = sum_products(design.x @ of_x, design.z @ of_z, design.y, design.code, len(design.clients))
     fit = maximize(products, reml, correlated)
-    criterion = float(fit.criterion) + (2 * float(np.log(scale_x).sum()) if reml else 0.0)
-    return ScaledFit(products, fit, scale_x, scale_z, -criterion / 2)
+    criterion = float(fit.criterion) - (2 * float(np.linalg.slogdet(of_x)[1]) if reml else 0.0)
+    return OrthogonalFit(products, fit, of_x, of_z, -criterion / 2)
 
 
-def _describe(formula: MixedFormula, design: DesignMatrices, scaled: ScaledFit, reml: bool) -> MixedModel:
+def _scale(columns: np.ndarray) -> np.ndarray:
+    """[q, q]: columns times this have a root mean square of 1."""
+    return np.diag(1 / np.sqrt(np.maximum((columns**2).mean(0), 1e-300)))
+
+
+def _orthogonalize(columns: np.ndarray) -> np.ndarray:
+    """[q, q]: columns times this are orthogonal and have a root mean square of 1; they are scaled where they are
+    linearly dependent."""
+    scale = _scale(columns)
+    triangle = np.linalg.qr(columns @ scale, mode="r") / np.sqrt(len(columns))
+    pivots = np.abs(np.diag(triangle))
+    if columns.shape[1] > len(columns) or not (pivots > MIN_PIVOT).all():
+        return scale
+    return scale @ np.linalg.inv(triangle)
+
+
+def _describe(formula: MixedFormula, design: DesignMatrices, found: OrthogonalFit, reml: bool) -> MixedModel:
     """A fit in the units of the table."""
-    products, fit, scale_x, scale_z, log_likelihood = scaled
-    n, q = len(design.y), len(scale_z)
+    products, fit, of_x, of_z, log_likelihood = found
+    n, q = len(design.y), len(of_z)
     sigma2 = float(fit.sigma2)
-    beta = fit.beta.numpy() / scale_x
-    error = np.sqrt(sigma2 * np.diag(torch.linalg.inv(fit.information).numpy())) / scale_x
+    beta = of_x @ fit.beta.numpy()
+    fixed_covariance = sigma2 * of_x @ torch.linalg.inv(fit.information).numpy() @ of_x.T
+    error = np.sqrt(np.diag(fixed_covariance))
     z = beta / error
     reach = norm.ppf((1 + CONFIDENCE_LEVEL) / 2) * error
     fixed = pd.DataFrame(
@@ -232,16 +256,20 @@ def _describe(formula: MixedFormula, design: DesignMatrices, scaled: ScaledFit, 
         },
         index=design.fixed_names,
     )
-    covariance = sigma2 * (fit.factor @ fit.factor.T).numpy() / np.outer(scale_z, scale_z)
-    errors = np.sqrt(np.diag(variance_covariance(products, fit, reml, formula.correlated)))
+    covariance = of_z @ (sigma2 * (fit.factor @ fit.factor.T).numpy()) @ of_z.T
     place = np.tril_indices(q) if formula.correlated else (np.arange(q), np.arange(q))
-    on_diagonal = np.append(place[0] == place[1], True)
-    errors = errors[on_diagonal] / np.append(scale_z**2, 1.0)
+    moves = np.zeros((q + 1, len(place[0]) + 1))  # of the variances, by the estimates of the orthogonal columns
+    twice = np.where(place[0] == place[1], 1.0, 2.0)
+    moves[:q, :-1] = twice * of_z[:, place[0]] * of_z[:, place[1]]
+    moves[-1, -1] = 1.0
+    known = variance_covariance(products, fit, reml, formula.correlated)
+    errors = np.sqrt(np.einsum("ij,jk,ik->i", moves, known, moves))
     variances = np.append(np.diag(covariance), sigma2)
     components = pd.DataFrame(
         {"variance": variances, "sd": np.sqrt(variances), "std_error": errors}, index=[*design.random_names, RESIDUAL]
     )
     effects, spread = random_effects(products, fit)
+    conditional = of_z @ spread.numpy() @ of_z.T
     fitted = design.x @ beta
     between = float(np.trace(covariance @ (design.z.T @ design.z)) / n) if q else 0.0
     explained = float(fitted.var())
@@ -260,10 +288,11 @@ def _describe(formula: MixedFormula, design: DesignMatrices, scaled: ScaledFit, 
         len(beta) + len(place[0]) + 1,
         n,
         design.dropped_rows,
-        effects.numpy() / scale_z,
-        np.sqrt(np.diagonal(spread.numpy(), axis1=1, axis2=2)) / scale_z,
-        spread.numpy() / np.outer(scale_z, scale_z),
-        sigma2 * torch.linalg.inv(fit.information).numpy() / np.outer(scale_x, scale_x),
+        effects.numpy() @ of_z.T,
+        np.sqrt(np.diagonal(conditional, axis1=1, axis2=2)),
+        conditional,
+        fixed_covariance,
         design.clients,
         design,
+        is_singular=q > 0 and float(torch.linalg.svdvals(fit.factor).min()) < SINGULAR_FACTOR,
     )

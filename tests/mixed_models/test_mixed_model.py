@@ -5,10 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.datasets
 import statsmodels.formula.api as smf
 from scipy.stats import chi2
 
 import mooring
+from mooring import fit_mixed_model
 from mooring.data.formula_parser import parse_formula
 from tests.mixed_models.sleepstudy import load_sleepstudy
 
@@ -212,3 +214,56 @@ def test_unknown_figures_are_refused(sleep):
         mooring.plot(model, "forest")
     with pytest.raises(mooring.RequestError, match="no random effects to draw"):
         mooring.plot(model, "caterpillar")
+
+
+@pytest.mark.parametrize("reml", [True, False])
+def test_shifted_and_scaled_columns_give_the_same_fit(sleep, reml):
+    """Calendar years: the same model in other units has the same likelihood, effects and standard errors."""
+    plain = fit_mixed_model("Reaction ~ Days + (1 + Days | Subject)", sleep, reml=reml)
+    for shift, scale in ((2000, 1), (-300, 0.01), (0, 1e4)):
+        moved = sleep.assign(Days=scale * (sleep["Days"] + shift))
+        other = fit_mixed_model("Reaction ~ Days + (1 + Days | Subject)", moved, reml=reml)
+        change = np.log(scale) if reml else 0.0  # a restricted likelihood depends on the unit of its columns
+        assert other.log_likelihood + change == pytest.approx(plain.log_likelihood, abs=1e-6)
+        slope, same = (model.fixed_effects.loc["Days"] for model in (other, plain))
+        assert scale * slope["estimate"] == pytest.approx(same["estimate"], rel=1e-5)
+        assert scale * slope["std_error"] == pytest.approx(same["std_error"], rel=1e-5)
+        sd, plain_sd = (model.variance_components["sd"] for model in (other, plain))
+        assert scale * sd["Days"] == pytest.approx(plain_sd["Days"], rel=1e-4)
+        np.testing.assert_allclose(other.fitted, plain.fitted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("designs", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_designs_in_other_units_have_the_same_likelihood(designs):
+    for seed in range(designs):
+        rng = np.random.default_rng(seed)
+        clients, rows = int(rng.integers(4, 15)), int(rng.integers(4, 12))
+        code = np.repeat(np.arange(clients), rows)
+        x = rng.normal(size=len(code))
+        truth = rng.normal(size=(clients, 2)) * rng.uniform(0.1, 2, 2)
+        y = 1 + x + truth[code, 0] + truth[code, 1] * x + rng.normal(size=len(code))
+        table = pd.DataFrame({"client": [f"c{k}" for k in code], "x": x, "y": y})
+        shift, scale = float(rng.uniform(-3000, 3000)), float(10 ** rng.uniform(-2, 2))
+        moved = table.assign(x=scale * (x + shift))
+        fits = [fit_mixed_model("y ~ x + (1 + x | client)", part).log_likelihood for part in (table, moved)]
+        assert fits[1] + np.log(scale) == pytest.approx(fits[0], abs=1e-6), seed
+
+
+def test_a_singular_fit_says_so(sleep):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"client": np.repeat(list("abcdefgh"), 20), "x": rng.normal(size=160)})
+    table["y"] = table["x"] + rng.normal(size=160) - rng.normal(size=160).mean()
+    model = fit_mixed_model("y ~ x + (1 + x | client)", table)
+    assert model.is_singular == ("boundary (singular) fit" in model.summary())
+    assert not fit_mixed_model("Reaction ~ Days + (1 + Days | Subject)", sleep).is_singular
+
+
+def test_calendar_years_of_published_data():
+    """Grunfeld's ten firms: -1146.90 is the maximum that others find with years counted from 1935."""
+    table = statsmodels.datasets.grunfeld.load_pandas().data
+    table = table[table["firm"] != "American Steel"]
+    fits = [
+        fit_mixed_model("invest ~ year + (1 + year | firm)", table.assign(year=table["year"] - start)).log_likelihood
+        for start in (0, 1935)
+    ]
+    assert fits == pytest.approx([-1146.90, -1146.90], abs=0.005) and fits[0] == pytest.approx(fits[1], abs=1e-6)
