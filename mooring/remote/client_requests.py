@@ -36,11 +36,20 @@ from mooring.core.task import HasSolve, Task
 from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.data.column_statistics import ColumnStatistics
+from mooring.data.column_types import CATEGORY
 from mooring.data.data_warnings import find_suspicious_values
+from mooring.data.formulas import categories_in, parse_formula
 from mooring.data.loading import table_digest
 from mooring.data.rare_categories import hide_rare_levels, reveal_levels
 from mooring.data.schema import Schema
-from mooring.data.schema_client import count_values, name_own_cells, parse_table, sum_squares, survey_table
+from mooring.data.schema_client import (
+    ClientTable,
+    count_values,
+    name_own_cells,
+    parse_table,
+    sum_squares,
+    survey_table,
+)
 from mooring.data.schema_server import SchemaPlan
 from mooring.data.splits import TRAIN
 from mooring.engines import local_update
@@ -72,6 +81,7 @@ BASELINES = (LOCAL,)  # what a server may ask for beside the run file's own algo
 ADOPTED_SCHEMA_FILE, RESULT_DIR, DONE_FILE, DISMISSED_FILE = "adopted.json", "result", "done.json", "dismissed.json"
 CONFIDENCE_LEVEL = 0.95
 MIN_ROWS = 2  # rows that have a spread
+MAX_CODES = 10  # different numbers of a column that may be a category
 
 
 class StateHistory(NamedTuple):
@@ -135,8 +145,32 @@ def handle_names(node: ClientNode, payload: Payload) -> Payload:
     return Payload({"names": reveal_levels(compute_tally(node, payload), payload.fields["wanted"], node.digest)})
 
 
+def check_plan(node: ClientNode, member: ClientTable, plan: SchemaPlan) -> None:
+    """Refuse a plan with columns that this client does not learn from, such as those that its run file drops, and one
+    that takes a column of many numbers or dates as a category: its values would be sent as names. In a secure run few
+    are too many; a formula may ask for it."""
+    own, most = survey_table(member).facts, 0 if node.federation.secure else MAX_CODES
+    formula = node.run.data.formula
+    asked = {*(node.run.data.categorical or ()), *(() if formula is None else categories_in(parse_formula(formula)))}
+    for column in plan.columns:
+        name = column.source or column.name
+        if name not in member.features:
+            raise RequestError(
+                f"client '{node.name}' refuses a schema with the column '{name}', which it does not learn from."
+            )
+        about = own[name]
+        numeric = float(about["numbers"][0]) + float(about["dates"][0])
+        is_numeric = 0 < float(about["present"][0]) == numeric and float(about["distinct"][0]) > most
+        if column.kind == CATEGORY and not column.part and is_numeric and name not in asked:
+            raise RequestError(
+                f"client '{node.name}' refuses a schema that takes its column of numbers '{name}' as a category: its "
+                "values would be sent."
+            )
+
+
 def compute_tally(node: ClientNode, payload: Payload) -> ColumnStatistics:
     plan, member = SchemaPlan.model_validate(payload.fields["plan"]), node.member_for(payload)
+    check_plan(node, member, plan)
     reading = parse_table(member, plan)
     if node.run.data.formula is not None and member.formula is None:  # categories of a formula are those of all rows
         reading = replace(reading, part=np.full_like(reading.part, TRAIN))

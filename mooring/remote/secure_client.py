@@ -62,25 +62,6 @@ def check_schema_request(node: ClientNode, what: str, payload: Payload) -> None:
                 )
             seen.append(digest)
             save_state(node, known)
-        check_plan(node, payload.fields.get("plan"))
-
-
-def check_plan(node: ClientNode, plan: object) -> None:
-    """A column of numbers must not become a category: its values would be sent as names."""
-    from mooring.data.schema_client import survey_table
-
-    if not isinstance(plan, dict):
-        return
-    own = survey_table(node.member).facts
-    for column in plan.get("columns", ()):
-        about = own.get(str(column.get("source") or column.get("name")))
-        if about is None or column.get("kind") != "category" or column.get("part"):
-            continue
-        if float(about["present"][0]) > 0 and float(about["numbers"][0]) == float(about["present"][0]):
-            raise RequestError(
-                f"client '{node.name}' refuses a schema that takes its column of numbers '{column['name']}' as a "
-                "category: its values would be sent."
-            )
 
 
 def check_begin(node: ClientNode, label: str, hyperparameters: JsonObject, start: str, fresh: bool) -> None:

@@ -288,3 +288,16 @@ def test_rare_levels_are_not_named_and_the_schema_is_the_pooled_one(table, tmp_p
     colour = next(column for column in here.job.clients.schema.columns if column.name == "colour")
     assert colour.other and {"mauve", "teal"} <= set(colour.levels) and "ochre" not in colour.levels
     assert not any("ochre" in words for words in grid.heard) and any("mauve" in words for words in grid.heard)
+
+
+def test_a_plan_reads_neither_dropped_columns_nor_numbers_as_names(table, tmp_path):
+    """A server that asks for more than it agreed on: a dropped column, and the values of a column of numbers."""
+    run = make_run(table, "fedavg", drop=["colour"])
+    node = make_clients(run, table, tmp_path)[0]
+    survey = node.answer("survey", Payload({"what": "survey", "run": node.digest}))
+    assert "refused" not in survey.fields
+    plan = {"target": node.member.roles.target, "client": None, "kind": "regression"}
+    for column, kind, why in (("colour", "category", "does not learn from"), ("a", "category", "column of numbers")):
+        asked = plan | {"columns": [{"name": column, "kind": kind, "source": "", "part": ""}]}
+        reply = node.answer("tally", Payload({"what": "tally", "run": node.digest, "plan": asked}))
+        assert why in reply.fields["refused"]
