@@ -11,18 +11,13 @@ with the totals that it has stored.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS
 from mooring.advice.federated.plan import plan_digest
@@ -31,33 +26,21 @@ from mooring.advice.federated.results import client_row, federation_record, pick
 from mooring.core.errors import RequestError
 from mooring.core.summing import Program, Sum, to_values
 from mooring.core.types import JsonObject
-from mooring.data.clients import Clients
 from mooring.data.schema_sums import Agreement, SchemaOptions, agree_by_sums
 from mooring.engines.fit_files import describe_task
-from mooring.engines.prepare import Job, make_task
+from mooring.engines.prepare import Job
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import ADOPTED_SCHEMA_FILE, DONE_FILE, RESULT_DIR, client_table_digest
+from mooring.remote.fixed_sums import COHORT_FILE, check_other_cohorts, check_statements
 from mooring.remote.messages import Payload
-from mooring.remote.secure_sums import is_signed, sign
-from mooring.remote.transcript import (
-    Cohort,
-    Journal,
-    MaskedAnswers,
-    check_cohort,
-    derive,
-    make_statement,
-    pair_secrets,
-    seal,
-    unseal,
-)
+from mooring.remote.secure_sums import sign
+from mooring.remote.transcript import Journal, MaskedAnswers, derive, make_statement, seal, unseal
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, parquet_bytes, read_json, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceSection
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 
-SUMS_FOLDER, KEY_FILE, COHORT_FILE = "sums", "key.json", "cohort.json"
-COHORTS_FILE = "cohorts.json"  # of all runs of this client: by table, the cohort that its sums were added with
 REVEALS = (
     "its parts of sums over all clients, under masks: the server learns totals, no client's numbers. `mooring advise "
     "RUN.toml --plan` lists them. Where its policy shares results: its rows, three losses and its recommendation"
@@ -99,26 +82,7 @@ class AdviceClientNode(ClientNode):
     what = "a recommendation"
     reveals = REVEALS
 
-    @property
-    def sums(self) -> Path:
-        return self.folder / SUMS_FOLDER
-
-    @cached_property
-    def private(self) -> X25519PrivateKey:
-        """The key of this run, made once and stored."""
-        make_synced_folder(self.sums)
-        path = self.sums / KEY_FILE
-        if not path.exists():
-            raw = X25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-            )
-            write_json(path, {"private": raw.hex(), "rows": client_table_digest(self)})
-        known = read_json(path)
-        if known["rows"] != client_table_digest(self):
-            raise RequestError(
-                f"{self.path.name} has changed since the run began; bring it back, or join with --again."
-            )
-        return X25519PrivateKey.from_private_bytes(bytes.fromhex(str(known["private"])))
+    of_cohort = ("statement", "cohort", "secrets", "answers", "running")
 
     @cached_property
     def statement(self) -> JsonObject:
@@ -128,18 +92,6 @@ class AdviceClientNode(ClientNode):
         public = self.private.public_key().public_bytes_raw()
         columns = [*self.member.features, schema_options(self.run).target]
         return make_statement(self.digest, plan_digest(self.run), self.name, columns, public)
-
-    @cached_property
-    def cohort(self) -> Cohort:
-        """The cohort that was agreed on."""
-        path = self.sums / COHORT_FILE
-        if not path.exists():
-            raise RequestError(f"client '{self.name}' has not agreed on a cohort yet.")
-        return Cohort(tuple(read_json(path)["statements"]))
-
-    @cached_property
-    def secrets(self) -> dict[str, bytes]:
-        return pair_secrets(self.private, self.cohort, self.name)
 
     @cached_property
     def answers(self) -> MaskedAnswers:
@@ -253,49 +205,24 @@ def _numbers(text: str) -> np.ndarray:
 
 
 def handle_roll_call(node: AdviceClientNode, payload: Payload) -> Payload:
-    if node.again and (node.sums / KEY_FILE).exists() and not getattr(node, "began_again", False):
-        shutil.rmtree(node.sums)
-        for name in ("private", "statement", "cohort", "secrets", "answers", "running"):
-            node.__dict__.pop(name, None)
-    node.began_again = True  # type: ignore[attr-defined]
+    node.begin_again()
     signature = "" if node.identity is None else sign(node.identity.private, node.statement)
     return Payload({"statement": node.statement, "signature": signature})
 
 
 def handle_cohort(node: AdviceClientNode, payload: Payload) -> Payload:
-    statements, signatures = payload.fields["statements"], payload.fields["signatures"]
-    min_clients = 0 if node.policy is None else node.policy.min_clients
-    cohort = check_cohort(list(statements["list"]), node.statement, min_clients)
-    if node.identity is not None:
-        for statement in cohort.statements:
-            name = str(statement["name"])
-            public = node.identity.own if name == node.name else node.identity.peers.get(name)
-            if public is None or not is_signed(public, statement, signatures.get(name)):
-                raise RequestError(f"the statement of client '{name}' is not signed by its enrolled key.")
+    cohort = check_statements(node, payload, node.statement)
     path = node.sums / COHORT_FILE
     if path.exists() and read_json(path)["statements"] != list(cohort.statements):
         raise RequestError(
             f"client '{node.name}' takes part in this run with other clients; a new run needs `mooring join --again`."
         )
-    check_other_cohorts(node, cohort)
+    check_other_cohorts(node, cohort, record=True)
     write_json(path, {"statements": list(cohort.statements)})
     node.__dict__.pop("cohort", None)
     if node.name != cohort.names[0]:
         return Payload({"sealed": {}})
     return Payload({"sealed": seal(node.common_secret(), node.secrets, cohort)})
-
-
-def check_other_cohorts(node: AdviceClientNode, cohort: Cohort) -> None:
-    """Refuse sums over the same rows with other clients: two such runs differ by the clients that are not in both."""
-    path = node.folder.parent / COHORTS_FILE
-    known: JsonObject = read_json(path)["tables"] if path.exists() else {}
-    table, names = client_table_digest(node), cohort.names
-    if known.get(table, names) != names and not node.again:
-        raise RequestError(
-            f"client '{node.name}' has taken part with the same rows and other clients; the difference of both runs shows "
-            "these clients. Its operator can agree with `mooring join --again`."
-        )
-    write_json(path, {"tables": known | {table: names}})
 
 
 def handle_step(node: AdviceClientNode, payload: Payload) -> Payload:
