@@ -28,13 +28,13 @@ from torch import Tensor
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.summing import Step, Sum, to_integers, to_values
 from mooring.core.types import JsonObject, NamedValues
-from mooring.data.clients import PARTS
+from mooring.data.clients import PARTS, Clients
 from mooring.data.schema import Schema
 from mooring.engines.exchange import ClientRoster
 from mooring.remote import secure_client
 from mooring.remote.client_requests import client_table_digest, mean_losses, run_local_update
 from mooring.remote.messages import FIXED_COHORT, FIXED_EVALUATE, FIXED_KEYS, FIXED_UPDATE, ClientFailedError, Payload
-from mooring.remote.secure_rule import agreed_shares, bound_rows
+from mooring.remote.secure_rule import agreed_shares, bound_rows, bound_weight
 from mooring.remote.secure_sums import (
     LOSS_RANGE,
     SecureSum,
@@ -295,8 +295,9 @@ class FixedSums:
 
     update, evaluate = FIXED_UPDATE, FIXED_EVALUATE
 
-    def __init__(self, messenger: Messenger, roster: ClientRoster, schema: Schema, run: RunFile):
-        self.messenger, self.roster, self.schema, self.run, self.opened = messenger, roster, schema, run, False
+    def __init__(self, messenger: Messenger, roster: ClientRoster, clients: Clients, run: RunFile):
+        self.messenger, self.roster, self.run, self.opened = messenger, roster, run, False
+        self.schema, self.weights = clients.schema, clients.weights_from_column
 
     def open(self) -> None:
         """Let every client sign a statement, and show every client what all have signed."""
@@ -331,23 +332,17 @@ class FixedSums:
             return describe_other_columns(statement, expected | {"name": "the server"})
         if any(statement[key] != expected[key] for key in ("run", "plan")):
             return "has signed a statement for another run or another schema"
-        place = self.roster.names.index(name)
-        if any(
-            min(statement["sizes"][part], bound) != int(self.roster.sizes[part][place])
-            for part, bound in self._bounds(statements)
-        ):
+        place, known = self.roster.names.index(name), self.roster.sizes  # bounded already, which moves no median
+        bound = bound_rows(known["train"].tolist(), None if self.run.federation is None else self.run.federation.max_rows)
+        if any(min(statement["sizes"][part], bound) != int(known[part][place]) for part in PARTS):
             return "has signed other numbers of rows than it sent before"
-        if abs(agreed_shares(self.run, statements)[name] - float(self.roster.p[place])) > 1e-9:
+        own = self.weights
+        if own is not None and bound_weight(statement["weight"] or 0.0, own.values()) != own[name]:
             return "has signed another weight than it sent before"
         public = self.messenger.transport.public_keys.get(name)
         if public is not None and not is_signed(public, statement, signatures[name]):
             return "has not signed its statement with its enrolled key"
         return None
-
-    def _bounds(self, statements: Mapping[str, JsonObject]) -> list[tuple[str, int]]:
-        options = self.run.federation
-        train = [about["sizes"]["train"] for about in statements.values()]
-        return [(part, bound_rows(train, None if options is None else options.max_rows)) for part in PARTS]
 
     def ask(self, what: str, requests: Mapping[str, Payload], range_: float, size: int, title: str) -> SecureSum:
         """Return the sum of what all clients answer, `size` numbers each; one that does not answer ends the run."""

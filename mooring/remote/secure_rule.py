@@ -140,6 +140,11 @@ def bound_rows(train: Iterable[int], max_rows: int | None) -> int:
     return max_rows or max(int(MAX_ROWS_OVER_MEDIAN * statistics.median(train)), 1)
 
 
+def bound_weight(weight: float, weights: Iterable[float]) -> float:
+    """Return the weight that a client counts with, given all clients'."""
+    return min(weight, MAX_ROWS_OVER_MEDIAN * statistics.median(weights))
+
+
 def agreed_shares(run: RunFile, stated: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
     """Return the share of each client in a mean, from the rows and weights that all clients have stated."""
     options, rule = run.federation or FederationSection(), run.training.weights
@@ -153,7 +158,6 @@ def agreed_shares(run: RunFile, stated: Mapping[str, Mapping[str, object]]) -> d
         weights = {name: float(min(about["train"], bound)) for name, about in sizes.items()}
     else:
         own = {name: float(str(about["weight"])) for name, about in stated.items()}
-        bound_ = MAX_ROWS_OVER_MEDIAN * statistics.median(own.values())
-        weights = {name: min(weight, bound_) for name, weight in own.items()}
+        weights = {name: bound_weight(weight, own.values()) for name, weight in own.items()}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}

@@ -43,9 +43,10 @@ from mooring.remote.messenger import (
 )
 from mooring.remote.secure_rule import (
     FIXED,
-    MAX_ROWS_OVER_MEDIAN,
     PLAIN,
+    MAX_ROWS_OVER_MEDIAN,
     bound_rows,
+    bound_weight,
     check_secure_run,
     decide_secure,
     explain_visibility,
@@ -170,7 +171,7 @@ def make_exchange(messenger: Messenger, job: Job, options: FederationSection, *,
     kind, sums = sums_of(job.run), None
     if kind != PLAIN:
         sums = (
-            FixedSums(messenger, roster, clients.schema, job.run)
+            FixedSums(messenger, roster, clients, job.run)
             if kind == FIXED
             else SecureAggregator(messenger, roster.names, options)
         )
@@ -409,11 +410,11 @@ def cap_reported_rows(
 def bound_weights(messenger: Messenger, own: dict[str, float]) -> dict[str, float]:
     """Return the weights that clients report, bounded in the same way."""
     known = [weight for weight in own.values() if not math.isnan(weight)]
-    bound = MAX_ROWS_OVER_MEDIAN * statistics.median(known) if known else math.inf
+    out = {name: weight if math.isnan(weight) else bound_weight(weight, known) for name, weight in own.items()}
     for name, weight in own.items():
-        if weight > bound:
-            messenger.report(f"client '{name}' reports a weight of {weight:g}; it counts with {bound:g}")
-    return {name: min(weight, bound) if not math.isnan(weight) else weight for name, weight in own.items()}
+        if weight > out[name]:
+            messenger.report(f"client '{name}' reports a weight of {weight:g}; it counts with {out[name]:g}")
+    return out
 
 
 def report_large_shares(messenger: Messenger, clients: Clients, run: RunFile) -> None:

@@ -83,9 +83,10 @@ def test_masks_come_from_the_whole_shared_secret():
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     session, raw = secrets.token_hex(16), lambda key: key.private_bytes_raw()
     public = lambda key: key.public_key().public_bytes_raw()  # noqa: E731
-    mine = secure_sums.pair_seed(raw(one), public(other), session, 1, "a", "b")
-    assert mine == secure_sums.pair_seed(raw(other), public(one), session, 1, "b", "a") and len(mine) == 32
-    others = [secure_sums.pair_seed(raw(one), public(other), session, k, "a", "b") for k in range(2, 50)]
+    mine = secure_sums.pair_seed(raw(one), public(other), session, 1, "d", "a", "b")
+    assert mine == secure_sums.pair_seed(raw(other), public(one), session, 1, "d", "b", "a") and len(mine) == 32
+    others = [secure_sums.pair_seed(raw(one), public(other), session, k, "d", "a", "b") for k in range(2, 50)]
+    assert mine != secure_sums.pair_seed(raw(one), public(other), session, 1, "another request", "a", "b")
     assert len({mine, *others}) == 49
     stream = secure_sums.key_stream(mine, 4000)
     assert kstest(stream / 2.0**64, "uniform").pvalue > 1e-4
@@ -195,11 +196,11 @@ def test_random_numbers_end_a_secure_run_in_a_sentence(table, tmp_path, clock, m
 
 
 def test_what_secure_rules_out(table, tmp_path, clock):
-    with pytest.raises(RequestError, match="leave out share_models = true"):
+    with pytest.raises(RequestError, match="share_models = true needs them"):
         run_secure(table, tmp_path, share_models=True)
     with pytest.raises(RequestError, match="needs 3 clients or more, and 2 take part"):
         run_secure(table, tmp_path, clients=2)
-    with pytest.raises(RequestError, match="secure = true hides messages"):
+    with pytest.raises(RequestError, match="lam = 'auto' of fedprox_personal is resolved from"):
         run_secure(table, tmp_path, "fedprox_personal")
     with pytest.raises(WorkError, match="secure_range is 1e-09; raise it"):
         run_secure(table, tmp_path, secure_range=1e-9)
@@ -209,7 +210,7 @@ def test_a_client_without_keys_takes_no_part(table, tmp_path, clock):
     run = make_run(table, "fedavg", rounds=2, federation=RECOVERING)
     homes = [ClientNode(run, file, tmp_path / "state" / file.stem) for file in sorted(table.iterdir())]
     with pytest.raises(
-        RequestError, match="needs its key and its peers' keys for secure = true: give --key and --peers"
+        RequestError, match="needs its key and its peers' keys for secure sums: give --key and --peers"
     ):
         run_federation(run, MemoryTransport(homes), tmp_path / "run")
 
