@@ -117,6 +117,7 @@ class ClientNode:
         self.digest = run_digest(run)
         self.answered = Counter[str]()  # how often each request was answered
         self._began_again = False
+        self.starts: dict[str, str] = {}  # by algorithm: a digest of what its first state was made of
         self._formula_member: tuple[str, ClientTable] | None = None
         self.folder = Path(state) / self.digest
         if run.training.threads:

@@ -209,6 +209,7 @@ def handle_begin(node: ClientNode, payload: Payload) -> Payload:
     check_model_sharing(algorithm, node.federation.share_models)
     if node.federation.secure:
         secure_client.check_begin(node, label, hyperparameters, str(fields["start"]), bool(fields["fresh"]))
+    node.starts.pop(label, None)
     server, _ = algorithm.init(node.task, payload.tensors["w0"])
     first = local_update.initial_states(algorithm, node.task, payload.tensors["w0"], 1)
     if path.exists():

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.summing import Step, Sum, to_integers, to_values
-from mooring.core.types import JsonObject, NamedValues
+from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS, Clients
 from mooring.data.schema import Schema
 from mooring.engines.exchange import ClientRoster
@@ -39,6 +38,7 @@ from mooring.remote.secure_sums import (
     LOSS_RANGE,
     SecureSum,
     bounded_loss,
+    digest_tensors,
     flatten_message,
     is_signed,
     sign,
@@ -54,7 +54,7 @@ from mooring.remote.transcript import (
     make_statement,
     mask,
 )
-from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
+from mooring.runs.atomic_files import DamagedFile, make_synced_folder, read_json, write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.tensor_files import read_tensors, write_tensors
 
@@ -72,26 +72,29 @@ def schema_digest(schema: Schema) -> str:
     return hashlib.sha256(canonical_bytes(schema.model_dump(mode="json"))).hexdigest()
 
 
-def request_digest(payload: Payload, start: NamedValues, w0: Tensor) -> bytes:
+def request_digest(payload: Payload, start: str) -> bytes:
     """Return a digest of all that decides the clients' answers: the request, and what their first state was made of."""
     fields = {name: payload.fields.get(name) for name in BOUND_FIELDS}
-    digest = hashlib.sha256(canonical_bytes([fields, start]))
-    for name, tensor in (*sorted(payload.tensors.items()), ("w0", w0)):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
-    return digest.digest()
+    return bytes.fromhex(digest_tensors([fields, start], payload.tensors))
 
 
 class StoredAnswers:
-    """What a client has sent under masks: a file for each answer, which also lists all answers up to it."""
+    """What a client has sent under masks: a file for each answer, which also lists all answers up to it.
+
+    A power failure may cost the last one. The client then answers the same request with the same bytes once more, and
+    another request under other masks.
+    """
 
     def __init__(self, cohort: Cohort, name: str, secrets_by_peer: Mapping[str, bytes], folder: Path):
         self.name, self.secrets, self.folder = name, dict(secrets_by_peer), folder
         self.transcript, self.steps = Transcript(cohort), list[list[str | int]]()
         make_synced_folder(folder)
-        numbers = sorted(int(path.stem) for path in folder.glob("*.safetensors"))
-        if numbers:
-            self.steps = read_tensors(self._path(numbers[-1]))[1]["steps"]
+        for number in sorted((int(path.stem) for path in folder.glob("*.safetensors")), reverse=True):
+            try:
+                self.steps = read_tensors(self._path(number))[1]["steps"]
+                break
+            except DamagedFile:  # by a power failure
+                self._path(number).unlink()
         for step in self.steps:
             self.transcript.add(*_as_step(step))
 
@@ -117,7 +120,9 @@ class StoredAnswers:
         digest = transcript.add(*_as_step(step))
         masked = torch.from_numpy(mask(values, self.name, self.secrets, digest).view(np.int64))
         steps = [*self.steps, step]
-        write_tensors(self._path(len(self.steps)), {"masked": masked}, {"steps": steps, "fields": fields})
+        write_tensors(
+            self._path(len(self.steps)), {"masked": masked}, {"steps": steps, "fields": fields}, durable=False
+        )
         self.transcript, self.steps = transcript, steps
         return Payload(fields, {"masked": masked})
 
@@ -273,8 +278,11 @@ def check_place(node: ClientNode, answers: StoredAnswers, fields: JsonObject) ->
 
 
 def bind_request(node: ClientNode, payload: Payload, what: str) -> bytes:
-    history = node.history(payload.fields)
-    return request_digest(payload._replace(fields=payload.fields | {"what": what}), history.hyperparameters, history.w0)
+    label = str(payload.fields["label"])
+    if label not in node.starts:
+        history = node.history(payload.fields)
+        node.starts[label] = digest_tensors([history.hyperparameters], {"w0": history.w0})
+    return request_digest(payload._replace(fields=payload.fields | {"what": what}), node.starts[label])
 
 
 def add_answer(
@@ -333,7 +341,9 @@ class FixedSums:
         if any(statement[key] != expected[key] for key in ("run", "plan")):
             return "has signed a statement for another run or another schema"
         place, known = self.roster.names.index(name), self.roster.sizes  # bounded already, which moves no median
-        bound = bound_rows(known["train"].tolist(), None if self.run.federation is None else self.run.federation.max_rows)
+        bound = bound_rows(
+            known["train"].tolist(), None if self.run.federation is None else self.run.federation.max_rows
+        )
         if any(min(statement["sizes"][part], bound) != int(known[part][place]) for part in PARTS):
             return "has signed other numbers of rows than it sent before"
         own = self.weights

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.remote import secure_sums
 from mooring.remote.messages import Payload, commit_to_share
-from mooring.runs.atomic_files import json_bytes, make_synced_folder, read_json, write_json
+from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from mooring.remote.client_node import ClientNode
@@ -124,14 +123,7 @@ def load_state(node: ClientNode) -> JsonObject:
 def save_state(node: ClientNode, known: JsonObject, *, durable: bool = True) -> None:
     """Replace the state; a power cut may cost a state that is not `durable`, and the attempt is then repeated."""
     make_synced_folder(node.folder)
-    if durable:
-        write_json(state_path(node), known)
-        return
-    fresh = state_path(node).with_suffix(".new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(json_bytes(known))
-    os.replace(fresh, state_path(node))
+    write_json(state_path(node), known, durable=durable)
 
 
 def delete_state(node: ClientNode) -> None:

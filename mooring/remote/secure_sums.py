@@ -242,10 +242,14 @@ def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]
 def request_digest(fields: NamedValues, tensors: Mapping[str, Tensor]) -> str:
     """What decides a client's vector: the same digest gives the same vector."""
     known = {name: fields.get(name) for name in ("label", "round", "base", "parts", "p", "index")}
-    digest = hashlib.sha256(canonical_bytes(known))
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].detach().contiguous().numpy().tobytes())
+    return digest_tensors(known, tensors)
+
+
+def digest_tensors(about: object, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(canonical_bytes(about))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -255,11 +259,7 @@ def common_digest(
     """Return a digest of what all clients of a sum must have been sent alike: another model for one of them changes the
     masks that it shares with the others."""
     known = {name: fields.get(name) for name in ("label", "round", "parts")}
-    digest = hashlib.sha256(canonical_bytes([known, cohort, start]))
-    for name, tensor in (*sorted(tensors.items()), ("w0", w0)):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return digest_tensors([known, cohort, start], {**tensors, "w0": w0})
 
 
 def bounded_loss(loss: float) -> float:

@@ -43,8 +43,8 @@ from mooring.remote.messenger import (
 )
 from mooring.remote.secure_rule import (
     FIXED,
-    PLAIN,
     MAX_ROWS_OVER_MEDIAN,
+    PLAIN,
     bound_rows,
     bound_weight,
     check_secure_run,

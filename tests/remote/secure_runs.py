@@ -1,4 +1,4 @@
-"""Federations with secure sums for tests: identities, clients, and a transport that records what the server receives."""
+"""Federations with secure sums for tests: identities, clients, and a transport that records what arrives."""
 
 from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -1,6 +1,8 @@
 """Secure sums of a fixed cohort, the default of `fit`: one message per sum, noise for a server that deviates, the same
 models after kills."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -234,14 +236,22 @@ def test_a_request_is_answered_once(stopped):
     assert "each after the one before" in reply.fields["refused"]
     reply = stopped.ask("site 1", (FIXED_EVALUATE, 2), base=1)
     assert "of round 2 after that round only" in reply.fields["refused"]
-    reply = stopped.ask("site 1", (FIXED_UPDATE, 2), round=[ROUNDS + 1, *stopped.requests["site 1", FIXED_UPDATE, 2].fields["round"][1:]], base=ROUNDS)
+    reply = stopped.ask(
+        "site 1",
+        (FIXED_UPDATE, 2),
+        round=[ROUNDS + 1, *stopped.requests["site 1", FIXED_UPDATE, 2].fields["round"][1:]],
+        base=ROUNDS,
+    )
     assert f"takes part in rounds 1 to {ROUNDS}" in reply.fields["refused"]
 
 
 def test_weights_and_places_follow_from_what_all_have_signed(stopped):
     for change in ({"p": 1.0}, {"index": 0}):
         for stage in (FIXED_UPDATE, FIXED_EVALUATE):
-            assert "follows from what all clients have signed" in stopped.ask("site 1", (stage, 2), **change).fields["refused"]
+            assert (
+                "follows from what all clients have signed"
+                in stopped.ask("site 1", (stage, 2), **change).fields["refused"]
+            )
 
 
 def test_other_requests_are_refused(stopped):
@@ -293,7 +303,11 @@ def test_forged_statements_are_refused(stopped):
         forged = {"list": [*known[:2], known[2] | change]}
         reply = stopped.ask("site 1", (FIXED_COHORT,), statements=forged)
         assert "of client 'site 2' is not signed by its enrolled key" in reply.fields["refused"]
-    for change, why in (({"plan": "x"}, "another plan"), ({"run": "x"}, "another run"), ({"columns": ["z"]}, "has column 'z'")):
+    for change, why in (
+        ({"plan": "x"}, "another plan"),
+        ({"run": "x"}, "another run"),
+        ({"columns": ["z"]}, "has column 'z'"),
+    ):
         reply = stopped.ask("site 1", (FIXED_COHORT,), statements={"list": [*known[:2], known[2] | change]})
         assert why in reply.fields["refused"]
 
@@ -354,7 +368,9 @@ def test_random_numbers_end_the_run_without_blame(three, tmp_path, clock, monkey
 
     def lie(client, payload):
         reply = usual(client, payload)
-        noise = torch.randint(-(2**62), 2**62, reply.tensors["masked"].shape, generator=torch.Generator().manual_seed(3))
+        noise = torch.randint(
+            -(2**62), 2**62, reply.tensors["masked"].shape, generator=torch.Generator().manual_seed(3)
+        )
         return reply._replace(tensors={"masked": noise}) if client.name == "site 2" else reply
 
     answer_with(monkeypatch, FIXED_UPDATE, lie)
@@ -382,9 +398,11 @@ KILLS = [*range(3, 110, 9)]
 
 @pytest.mark.parametrize("step", KILLS)
 def test_kills_of_everybody_change_nothing(step, three, tmp_path, clock):
-    """The server is killed at any message, all clients are started again, and the same commands end in the same bytes."""
+    """The server is killed at any message, all clients are started again, and the same commands give the same bytes."""
     run, count = default_run(three), []
-    expected = run_federation(run, MemoryTransport(make_secure_clients(run, three, tmp_path / "a", PEERS)), tmp_path / "a run")
+    expected = run_federation(
+        run, MemoryTransport(make_secure_clients(run, three, tmp_path / "a", PEERS)), tmp_path / "a run"
+    )
 
     def fate(request, node, number):
         count.append(number)
@@ -394,16 +412,16 @@ def test_kills_of_everybody_change_nothing(step, three, tmp_path, clock):
 
     transport = MemoryTransport(make_secure_clients(run, three, tmp_path / "b", PEERS))
     transport.fate = fate
-    try:
+    with suppress(Killed):
         run_federation(run, transport, tmp_path / "b run")
-    except Killed:
-        pass
     again = MemoryTransport(make_secure_clients(run, three, tmp_path / "b", PEERS))
     result = run_federation(run, again, tmp_path / "b run")
     assert torch.equal(result.trained.last.common, expected.trained.last.common)
     assert result.summary["personal"] == expected.summary["personal"]
     own = [read_json(client.folder / "done.json")["personal"] for client in again.clients.values()]
-    assert own == [read_json(path / run_folder(path) / "done.json")["personal"] for path in sorted((tmp_path / "a").iterdir())]
+    assert own == [
+        read_json(path / run_folder(path) / "done.json")["personal"] for path in sorted((tmp_path / "a").iterdir())
+    ]
 
 
 def run_folder(path):

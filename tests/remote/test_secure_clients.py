@@ -8,7 +8,7 @@ import torch
 from mooring.core.errors import RequestError, WorkError
 from mooring.remote import messages, secure_client, server_run
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, unpack
+from mooring.remote.messages import Payload
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import Killed, make_run
 from tests.remote.secure_runs import RECOVERING, ROUNDS, WatchedTransport, make_secure_clients

@@ -15,7 +15,7 @@ from mooring.engines.fit import fit
 from mooring.remote import messages, secure_client, secure_sums
 from mooring.remote.client_node import ClientNode
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, unpack
+from mooring.remote.messages import Payload
 from mooring.remote.requests import REQUESTS
 from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
@@ -209,9 +209,7 @@ def test_what_secure_rules_out(table, tmp_path, clock):
 def test_a_client_without_keys_takes_no_part(table, tmp_path, clock):
     run = make_run(table, "fedavg", rounds=2, federation=RECOVERING)
     homes = [ClientNode(run, file, tmp_path / "state" / file.stem) for file in sorted(table.iterdir())]
-    with pytest.raises(
-        RequestError, match="needs its key and its peers' keys for secure sums: give --key and --peers"
-    ):
+    with pytest.raises(RequestError, match="needs its key and its peers' keys for secure sums: give --key and --peers"):
         run_federation(run, MemoryTransport(homes), tmp_path / "run")
 
 
