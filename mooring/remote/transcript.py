@@ -151,7 +151,7 @@ def mask(values: np.ndarray, name: str, secrets_by_peer: Mapping[str, bytes], di
     out = values.astype(np.uint64)
     for peer, secret in secrets_by_peer.items():
         stream = key_stream(derive(secret, b"mask" + digest), len(out))
-        out = out + stream if peer > name else out - stream
+        (np.add if peer > name else np.subtract)(out, stream, out=out)
     return out
 
 
