@@ -60,7 +60,7 @@ def is_noise(numbers):
     return len(numbers) > 60 and kstest(numbers, "uniform").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name,fields", [("fedavg", ETA), ("scaffold", ETA), ("fedprox_personal", ETA | {"lam": 0.3})])
+@pytest.mark.parametrize("name,fields", [("fedavg", ETA), ("scaffold", ETA), ("apfl", ETA)])
 def test_a_default_federation_of_three_is_secure_and_gives_the_simulators_models(name, fields, three, tmp_path, clock):
     run = default_run(three, name, fields)
     assert sums_of(run) == FIXED
