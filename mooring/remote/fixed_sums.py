@@ -372,7 +372,9 @@ class FixedSums:
                 why = f"client '{name}' sent {len(vector)} numbers under masks, where {size + 1} are right"
                 self.messenger.dismiss(name, why)
                 raise WorkError(f"{title}: {why}.")
-        total = np.sum([vector.numpy().view(np.uint64) for vector in masked.values()], axis=0, dtype=np.uint64)
+        total = np.zeros(size + 1, np.uint64)
+        for vector in masked.values():
+            total += vector.numpy().view(np.uint64)
         step = make_part(title, np.zeros(0), range_, len(names)).step
         values = to_values(total, step, len(names))
         return SecureSum(values, tuple(names), {name: answered.replies[name].fields for name in names})

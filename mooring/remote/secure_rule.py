@@ -102,7 +102,7 @@ def make_tasks(run: RunFile) -> list[Task]:
         or (name != "auto" and not issubclass(catalog.find(name), HasSolve))
     ):
         return []
-    kinds = TARGET_KINDS if run.data.target_type is None else (run.data.target_type,)
+    kinds: tuple[str, ...] = TARGET_KINDS if run.data.target_type is None else (run.data.target_type,)
     if name != "auto":
         kinds = tuple(catalog.find(name).kinds[:1])
     return [catalog.build(name, kind, 2, 3 if kind == "classes" else 2, section.fields) for kind in kinds]

@@ -124,8 +124,10 @@ class Transcript:
 
 def key_stream(key: bytes, size: int) -> np.ndarray:
     """Return [size] uint64."""
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(8 * size))
-    return np.frombuffer(stream, dtype="<u8")
+    stream = np.zeros(size, dtype="<u8")  # encrypted in place: vectors may be long
+    buffer = stream.view(np.uint8).data
+    Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update_into(buffer, buffer)
+    return stream
 
 
 def derive(secret: bytes, purpose: bytes) -> bytes:
