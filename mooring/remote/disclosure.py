@@ -65,7 +65,7 @@ class Policy(BaseModel):
             raise RequestError(f"this client's policy allows {', '.join(self.algorithms)}, not {algorithm}.")
         if self.require_secure and purpose == "fit" and (sentence := explain_visibility(run)):  # other runs: sums only
             raise RequestError(f"this client's policy requires secure sums, and {sentence}")
-        if options.share_models and not self._allows("models"):
+        if options.share_models and not self.allows("models"):
             raise RequestError("this client's policy does not let models leave, and the run file has share_models.")
         many = (
             options.clients if isinstance(options.clients, int) else len(options.clients) if options.clients else None
@@ -101,7 +101,7 @@ class Policy(BaseModel):
     def check_request(self, what: str, fields: JsonObject, name: str) -> None:
         """Refuse a request for a quantity that may not leave, or for too small a cohort."""
         quantity = REQUESTS[what].quantity
-        if quantity and not self._allows(quantity):
+        if quantity and not self.allows(quantity):
             raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
         turn = fields.get("round")
         if isinstance(turn, list) and len(turn) > 3 and int(turn[3]) < self.min_clients:
@@ -109,7 +109,7 @@ class Policy(BaseModel):
                 f"client '{name}' takes part in rounds of {self.min_clients} clients or more, by its policy."
             )
 
-    def _allows(self, quantity: str) -> bool:
+    def allows(self, quantity: str) -> bool:
         return self.quantities is None or quantity in self.quantities
 
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from mooring.remote.messenger import Messenger
 
 SUMS_FOLDER, KEY_FILE, COHORT_FILE, ANSWERS_FOLDER = "sums", "key.json", "cohort.json", "answers"  # of a client
-COHORTS_FILE = "cohorts.json"  # of all runs of this client: by table, the cohort that its sums were added with
+COHORTS_FILE = "cohorts.json"  # of all runs of this client: table, digest of its rows, and clients
 STORED_ROUNDS = 3  # answers to local updates: a server that was restarted returns to one of its two latest checkpoints
 BOUND_FIELDS = ("what", "label", "round", "base", "parts")  # of a request, beside its tensors
 
@@ -202,17 +202,25 @@ def check_statements(node: ClientNode, payload: Payload, own: JsonObject) -> Coh
 
 
 def check_other_cohorts(node: ClientNode, cohort: Cohort, *, record: bool = False) -> None:
-    """Refuse sums over the same rows with other clients: two such runs differ by the clients that are not in both."""
+    """Refuse sums over the same rows with other clients, and over rows that have changed: the difference of two such
+    runs shows the clients that are not in both, or the rows."""
     path = node.folder.parent / COHORTS_FILE
-    known: JsonObject = read_json(path)["tables"] if path.exists() else {}
-    table, names = client_table_digest(node), cohort.names
-    if known.get(table, names) != names and not node.again:
-        raise RequestError(
-            f"client '{node.name}' has taken part with the same rows and other clients; the difference of both runs "
-            "shows these clients. Its operator can agree with `mooring join --again`."
-        )
-    if record and known.get(table) != names:
-        write_json(path, {"tables": known | {table: names}})
+    known: list[JsonObject] = read_json(path)["runs"] if path.exists() else []
+    own = {"file": str(node.path.resolve()), "table": client_table_digest(node), "clients": cohort.names}
+    related = [run for run in known if run["file"] == own["file"] or run["table"] == own["table"]]
+    for run in related if not node.again else ():
+        if run["table"] != own["table"]:
+            raise RequestError(
+                f"the rows of client '{node.name}' have changed since a former run; the difference of both runs shows "
+                "the rows that changed. Its operator can agree with `mooring join --again`."
+            )
+        if run["clients"] != own["clients"]:
+            raise RequestError(
+                f"client '{node.name}' has taken part with the same rows and other clients; the difference of both "
+                "runs shows these clients. Its operator can agree with `mooring join --again`."
+            )
+    if record:
+        write_json(path, {"runs": [*(run for run in known if run not in related), own]})
 
 
 def handle_update(node: ClientNode, payload: Payload) -> Payload:

@@ -36,6 +36,7 @@ from mooring.estimates.client_statistics import ClientStatistics
 from mooring.remote import client_requests, fixed_sums, secure_client
 from mooring.remote.messages import MAX_VALUES, NONE_SUFFIX, Payload, commit_to_share, printable
 from mooring.remote.secure_rule import FIXED, PLAIN, RECOVERING
+from mooring.remote.transcript import is_statement
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 
@@ -53,6 +54,7 @@ ORDER_FACTS = {"finite", "distinct", "low", "high", "middle", "between", "off"}
 TARGET_FACTS = {"has", "rows", "numbers", "whole", "named"} | ORDER_FACTS
 COUNTS = {"has", "place", "rows", "present", "numbers", "dates", "whole", "finite", "distinct", "named", "missing"}
 NOT_NEGATIVE = COUNTS | {"between", "off", "squares"}
+SEALED = re.compile("[0-9a-f]{96}")  # a secret of 32 bytes and its mark
 TENSOR_NAME = re.compile(r"^[A-Za-z0-9_ .-]{1,80}(/[A-Za-z_][A-Za-z0-9_]{0,60})*(=None)?$")
 
 
@@ -242,13 +244,25 @@ def check_masked(request: Payload, reply: Payload, client: str) -> None:
 
 def check_own_statement(request: Payload, reply: Payload, client: str) -> None:
     statement = reply.fields["statement"]
+    check_form(reply, {"statement", "signature"}, set())
+    if not is_statement(statement):
+        raise MalformedReplyError("it sends something else than a statement")
     if statement["name"] != client or not isinstance(reply.fields["signature"], str):
         raise MalformedReplyError("it signs the statement of another client")
-    columns = statement["columns"]
-    if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
-        raise MalformedReplyError("it names no columns")
-    if len(bytes.fromhex(statement["public"])) != 32:
-        raise MalformedReplyError("it states no key")
+
+
+def check_form(reply: Payload, fields: set[str], tensors: set[str]) -> None:
+    if set(reply.fields) != fields or set(reply.tensors) != tensors:
+        raise MalformedReplyError("it has other fields than it was asked for")
+
+
+def check_sealed(request: Payload, reply: Payload, client: str) -> None:
+    check_form(reply, {"sealed"}, set())
+    sealed, names = reply.fields["sealed"], [one["name"] for one in request.fields["statements"]["list"]]
+    if not isinstance(sealed, dict) or set(sealed) != (set(names[1:]) if client == names[0] else set()):
+        raise MalformedReplyError("it does not encrypt the common secret for each other client")
+    if not all(isinstance(text, str) and SEALED.fullmatch(text) for text in sealed.values()):
+        raise MalformedReplyError("it encrypts something else than the common secret")
 
 
 def check_fixed_statement(request: Payload, reply: Payload, client: str) -> None:
@@ -262,15 +276,18 @@ def check_fixed_statement(request: Payload, reply: Payload, client: str) -> None
 
 
 def check_part(request: Payload, reply: Payload, client: str) -> None:
-    if reply.fields["ended"] is True:
+    ended = reply.fields["ended"]
+    check_form(reply, {"ended"}, set() if ended is True else {"masked"})
+    if ended is True:
         return
     masked = reply.tensors["masked"]
-    if reply.fields["ended"] is not False or masked.dim() != 1 or masked.dtype != torch.int64 or not len(masked):
+    if ended is not False or masked.dim() != 1 or masked.dtype != torch.int64 or not len(masked):
         raise MalformedReplyError("it sends no masked vector")
 
 
 def check_declared(request: Payload, reply: Payload, client: str) -> None:
     declared = reply.fields["declared"]
+    check_form(reply, {"declared"}, set())
     if set(declared) != {"rows", "recommended", *MODELS} or declared["recommended"] not in MODELS:
         raise MalformedReplyError("it declares other numbers than it was asked for")
     check_count(declared["rows"], "rows")
@@ -412,7 +429,7 @@ REQUESTS: dict[str, Request] = {
         purposes=("advise",),
     ),
     "cohort": Request(
-        None, "a secret for its peers, which the server cannot read", "statements signatures", "advice",
+        None, "a secret for its peers, which the server cannot read", "statements signatures", "advice", check_sealed,
         purposes=("advise",),
     ),
     "step": Request(
@@ -420,8 +437,8 @@ REQUESTS: dict[str, Request] = {
         purposes=("advise",), planned=lambda run: 1_000,
     ),
     "declare": Request(
-        None, "its number of rows, three losses to two digits and its recommendation", "", "results", check_declared,
-        MAX_ROUND_VALUES, purposes=("advise",),
+        None, "its number of rows, three losses to two digits and its recommendation, where its policy lets results leave",
+        "", check=check_declared, values=MAX_ROUND_VALUES, purposes=("advise",),
     ),
     "fixed_keys": Request(
         fixed_sums.handle_keys, "a public key, its weight and its numbers of rows, signed", "",

@@ -3,23 +3,28 @@
     statement   each client signs the run, the plan, its name, its columns and a fresh X25519 key with its enrolled key
     cohort      the statements of all clients, in the order of their names; every client checks all signatures
     digest      d_0 = H(cohort),  d_s = H(d_{s-1}, step s, the total of step s - 1)
+    part        x_i = the client's numbers, 1, and their tag sum_k r_k x_ik modulo 2^128, in words of 32 bits
     answer      y_i = x_i + sum_{j > i} G(k_ij, d_s) - sum_{j < i} G(k_ij, d_s)          modulo 2^64
     total       sum_i y_i = sum_i x_i
 
-k_ij is what X25519 gives the clients i and j, and G the ChaCha20 key stream under HKDF(k_ij, d_s). Masks cancel only
-where all clients have the same digest: if the server shows two clients different cohorts or totals, or leaves one out,
-what it adds up is random. No key is ever revealed: there is no step in which clients unmask others, so that a client
-that goes away ends the run. A client answers each step once. Its answer is stored before it is sent; asked for the same
-step with the same digest it sends the same bytes, and with another digest it refuses.
+k_ij is what X25519 gives the clients i and j, and G the ChaCha20 key stream under HKDF(k_ij; i, j, d_s). Masks cancel
+only where all clients have the same digest: if the server shows two clients different cohorts or totals, or leaves one
+out, what it adds up is random. The weights r of tags are a key stream of a secret that the clients share and the server
+does not have, another one at each step: a total that the server has changed, even if in the same way for all clients,
+has a wrong tag (with the right one by chance once in 2^64 / m cases), and clients refuse it. No key is ever revealed:
+there is no step in which clients unmask others, so that a client that goes away ends the run. A client answers each
+step once. Its answer, or that it cannot answer, is stored before it is sent; asked for the same step with the same
+total it sends the same bytes, and with another total it refuses.
 
 What this does not do: a client can spoil every total by random numbers, and nobody can name it; all clients but one
-together learn the last one's part.
+together learn the last one's part; a client and the server together can change totals.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -37,8 +42,11 @@ from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 
 PROTOCOL = "mooring masked sums 1"
+WEIGHT_KEYS = {"sizes", "weight"}  # of statements of fits
 MIN_CLIENTS = 3  # with two, each learns the other's part from the total
-NONCE_BYTES, SECRET_BYTES = 12, 32
+NONCE_BYTES, SECRET_BYTES, KEY_BYTES = 12, 32, 32
+TAG_WORDS, WORD_BITS = 4, 32  # of a tag: their sums over clients stay below 2^64
+PUBLIC_KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
 def canonical_bytes(value: object) -> bytes:
@@ -72,10 +80,24 @@ def make_statement(run: str, plan: str, name: str, columns: Sequence[str], publi
     }
 
 
+def is_statement(value: object) -> bool:
+    """Return whether a value has the form of a statement."""
+    keys = {"protocol", "run", "plan", "name", "columns", "public"}
+    if not isinstance(value, dict) or set(value) not in (keys, keys | WEIGHT_KEYS):
+        return False
+    columns = value["columns"]
+    texts = [text for key, text in value.items() if key in keys - {"columns"}]
+    if not isinstance(columns, list) or not all(isinstance(text, str) for text in [*texts, *columns]):
+        return False
+    return PUBLIC_KEY.fullmatch(value["public"]) is not None
+
+
 def check_cohort(statements: Sequence[JsonObject], own: JsonObject, min_clients: int) -> Cohort:
     """Return the cohort; refuse one without this client, with a name twice, or of other runs, plans or columns."""
-    names = [statement.get("name") for statement in statements]
-    if names != sorted(set(map(str, names))):
+    if not all(map(is_statement, statements)):
+        raise RequestError("the cohort has something that is not a client's statement.")
+    names = [statement["name"] for statement in statements]
+    if names != sorted(set(names)):
         raise RequestError("the cohort must name every client once, in the order of the names.")
     if own not in statements:
         raise RequestError("the cohort does not have this client's own statement.")
@@ -102,7 +124,7 @@ def describe_other_columns(statement: JsonObject, own: JsonObject) -> str:
     extra, missing = [c for c in theirs if c not in ours], [c for c in ours if c not in theirs]
     what = "has its columns in another order"
     if extra or missing:
-        parts = [f"has column '{extra[0]}'"] * bool(extra) + [f"lacks column '{missing[0]}'"] * bool(missing)
+        parts = [f"has column '{column}'" for column in extra[:1]] + [f"lacks column '{c}'" for c in missing[:1]]
         what = " and ".join(parts)
     return f"client '{statement['name']}' {what}, unlike client '{own['name']}'; all must have the same columns."
 
@@ -148,31 +170,69 @@ def pair_secrets(private: X25519PrivateKey, cohort: Cohort, name: str) -> dict[s
     return out
 
 
+def derive_for_pair(secret: bytes, purpose: str, name: str, peer: str, digest: bytes) -> bytes:
+    """Return a key of two clients by their names: two peers with the same X25519 key in two spellings have two."""
+    return derive(secret, canonical_bytes([purpose, *sorted([name, peer])]) + digest)
+
+
 def mask(values: np.ndarray, name: str, secrets_by_peer: Mapping[str, bytes], digest: bytes) -> np.ndarray:
     """Return [k] uint64: the values with the masks of all pairs under this digest."""
     out = values.astype(np.uint64)
     for peer, secret in secrets_by_peer.items():
-        stream = key_stream(derive(secret, b"mask" + digest), len(out))
+        stream = key_stream(derive_for_pair(secret, "mask", name, peer, digest), len(out))
         (np.add if peer > name else np.subtract)(out, stream, out=out)
     return out
 
 
-def seal(secret: bytes, secrets_by_peer: Mapping[str, bytes], cohort: Cohort) -> dict[str, str]:
+def make_tag(values: np.ndarray, common: bytes, digest: bytes) -> int:
+    """Return the weighted sum of whole numbers modulo 2^128, with the weights of a step."""
+    bits = TAG_WORDS * WORD_BITS
+    weights = key_stream(derive(common, b"tag" + digest), 2 * len(values)).reshape(-1, 2)
+    used = np.flatnonzero(values)
+    signed = values.astype(np.uint64).view(np.int64)[used].tolist()
+    return sum(x * (high << 64 | low) for x, (high, low) in zip(signed, weights[used].tolist())) % 2**bits
+
+
+def add_tag(values: np.ndarray, common: bytes, digest: bytes) -> np.ndarray:
+    """Return the values with the words of their tag."""
+    tag = make_tag(values, common, digest)
+    words = [tag >> WORD_BITS * k & 2**WORD_BITS - 1 for k in range(TAG_WORDS)]
+    return np.concatenate([values, np.array(words, np.uint64)])
+
+
+def remove_tag(total: np.ndarray) -> np.ndarray:
+    """Return a total as the server has it, which cannot check the tag."""
+    return total[:-TAG_WORDS]
+
+
+def check_tag(total: np.ndarray, common: bytes, digest: bytes) -> np.ndarray:
+    """Return the total without its tag; refuse one that is not the sum of the clients' parts."""
+    values, words = remove_tag(total), total[-TAG_WORDS:].tolist()
+    tag = sum(word << WORD_BITS * k for k, word in enumerate(words)) % 2 ** (TAG_WORDS * WORD_BITS)
+    if tag != make_tag(values, common, digest):
+        raise RequestError("a total is not the sum of what the clients have sent: it was changed on its way.")
+    return values
+
+
+def seal(secret: bytes, name: str, secrets_by_peer: Mapping[str, bytes], cohort: Cohort) -> dict[str, str]:
     """Return the cohort's common secret, encrypted for each peer; the server cannot read it."""
     out = {}
     for peer, shared in secrets_by_peer.items():
-        cipher = ChaCha20Poly1305(derive(shared, b"seal" + cohort.digest))
+        cipher = ChaCha20Poly1305(derive_for_pair(shared, "seal", name, peer, cohort.digest))
         out[peer] = cipher.encrypt(bytes(NONCE_BYTES), secret, cohort.digest).hex()  # the key serves once
     return out
 
 
-def unseal(text: str, shared: bytes, cohort: Cohort) -> bytes:
+def unseal(text: str, name: str, sender: str, shared: bytes, cohort: Cohort) -> bytes:
     """Return the common secret; refuse a text that another key has encrypted."""
     try:
-        cipher = ChaCha20Poly1305(derive(shared, b"seal" + cohort.digest))
+        cipher = ChaCha20Poly1305(derive_for_pair(shared, "seal", name, sender, cohort.digest))
         return cipher.decrypt(bytes(NONCE_BYTES), bytes.fromhex(text), cohort.digest)
     except Exception as error:  # untrusted bytes
-        raise RequestError("the common secret of the cohort cannot be read; it was changed on its way.") from error
+        raise RequestError(
+            f"the common secret of client '{sender}' cannot be read: that client has sent another one, or it was "
+            "changed on its way."
+        ) from error
 
 
 class Journal:
@@ -191,27 +251,43 @@ class Journal:
 
 
 class MaskedAnswers:
-    """A client's part in masked sums: it advances its program and answers each step once."""
+    """A client's part in masked sums: it answers each step once."""
 
-    def __init__(self, cohort: Cohort, name: str, secrets_by_peer: Mapping[str, bytes], journal: Journal):
-        self.cohort, self.name, self.secrets, self.journal = cohort, name, dict(secrets_by_peer), journal
-        self.transcript = Transcript(cohort)
+    def __init__(
+        self, cohort: Cohort, name: str, secrets_by_peer: Mapping[str, bytes], common: bytes, journal: Journal
+    ):
+        self.cohort, self.name, self.secrets, self.common = cohort, name, dict(secrets_by_peer), common
+        self.journal, self.transcript = journal, Transcript(cohort)
 
-    def answer(self, number: int, part: Sum, last_total: np.ndarray | None) -> np.ndarray:
+    def recall(self, number: int, total: np.ndarray | None) -> JsonObject | None:
+        """Return what was stored of a step; refuse the same step after another total."""
+        known = self.journal.read(number)
+        if known is not None and known["total"] != to_text(total):
+            raise RequestError(
+                f"client '{self.name}' has answered step {number} after another total; it answers each step once."
+            )
+        return known
+
+    def check_total(self, total: np.ndarray) -> np.ndarray:
+        """Return the total of the last step without its tag."""
+        return check_tag(total, self.common, self.transcript.digest)
+
+    def answer(self, number: int, part: Sum, total: np.ndarray | None) -> np.ndarray:
         """Return the masked part of the next step; the stored one, if it was answered before a restart."""
         if number != self.transcript.steps:
             raise RequestError(f"client '{self.name}' is at step {self.transcript.steps}, not at step {number}.")
         values = to_integers(part)
-        digest = self.transcript.add(part.step.name, len(values), last_total)
-        known = self.journal.read(number)
-        if known is not None:
-            if known["digest"] != digest.hex():
-                raise RequestError(
-                    f"client '{self.name}' has answered step {number} after other totals; it answers each step once."
-                )
-            return np.frombuffer(bytes.fromhex(str(known["answer"])), dtype="<u8")
-        out = mask(values, self.name, self.secrets, digest)
-        before = "" if last_total is None else last_total.tobytes().hex()
-        record = {"step": part.step.name, "digest": digest.hex(), "total": before, "answer": out.tobytes().hex()}
-        self.journal.write(number, record)
+        digest = self.transcript.add(part.step.name, len(values), total)
+        if (known := self.recall(number, total)) is not None:
+            return from_text(str(known["answer"]))
+        out = mask(add_tag(values, self.common, digest), self.name, self.secrets, digest)
+        self.journal.write(number, {"step": part.step.name, "total": to_text(total), "answer": to_text(out)})
         return out
+
+
+def to_text(numbers: np.ndarray | None) -> str:
+    return "" if numbers is None else numbers.astype("<u8").tobytes().hex()
+
+
+def from_text(text: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text), dtype="<u8")

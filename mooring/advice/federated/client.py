@@ -12,39 +12,67 @@ with the totals that it has stored.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS
+from mooring.advice.federated.estimate import SIZES
 from mooring.advice.federated.plan import plan_digest
 from mooring.advice.federated.program import ClientResult, FederationResult, advise_program, home_rows
 from mooring.advice.federated.results import client_row, federation_record, pick_model
-from mooring.core.errors import RequestError
-from mooring.core.summing import Program, Sum, to_values
+from mooring.core.errors import RequestError, WorkError
+from mooring.core.summing import Program, Step, Sum, to_integers, to_values
 from mooring.core.types import JsonObject
 from mooring.data.schema_sums import Agreement, SchemaOptions, agree_by_sums
 from mooring.engines.fit_files import describe_task
 from mooring.engines.prepare import Job
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import ADOPTED_SCHEMA_FILE, DONE_FILE, RESULT_DIR, client_table_digest
-from mooring.remote.fixed_sums import COHORT_FILE, check_other_cohorts, check_statements
+from mooring.remote.fixed_sums import check_other_cohorts
 from mooring.remote.messages import Payload
-from mooring.remote.secure_sums import sign
-from mooring.remote.transcript import Journal, MaskedAnswers, derive, make_statement, seal, unseal
+from mooring.remote.secure_sums import is_signed, sign
+from mooring.remote.transcript import (
+    TAG_WORDS,
+    Cohort,
+    Journal,
+    MaskedAnswers,
+    check_cohort,
+    derive,
+    from_text,
+    make_statement,
+    pair_secrets,
+    seal,
+    to_text,
+    unseal,
+)
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, parquet_bytes, read_json, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceSection
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 
+SUMS_FOLDER, KEY_FILE, COHORT_FILE, DECLARED_FILE = "sums", "key.json", "cohort.json", "declared.json"
+MAX_STEPS = 1_000
 REVEALS = (
     "its parts of sums over all clients, under masks: the server learns totals, no client's numbers. `mooring advise "
     "RUN.toml --plan` lists them. Where its policy shares results: its rows, three losses and its recommendation"
 )
+
+
+def check_clients(step: Step, values: np.ndarray, clients: int) -> None:
+    """Refuse sizes of another number of clients: what a run may add up depends on it."""
+    if step.name == SIZES.name and ((values < 0).any() or values[1:].sum() != clients):
+        raise RequestError(
+            f"the total of step '{step.name}' has the sizes of another number of clients than {clients}."
+        )
 
 
 def schema_options(run: RunFile) -> SchemaOptions:
@@ -81,8 +109,29 @@ class AdviceClientNode(ClientNode):
     own_answers: ClassVar[dict[str, Callable[..., Payload]]] = {}
     what = "a recommendation"
     reveals = REVEALS
+    running: RunningProgram | None = None
+    began_again = False
 
-    of_cohort = ("statement", "cohort", "secrets", "answers", "running")
+    @property
+    def sums(self) -> Path:
+        return self.folder / SUMS_FOLDER
+
+    @cached_property
+    def private(self) -> X25519PrivateKey:
+        """The key of this run, made once and stored."""
+        make_synced_folder(self.sums)
+        path = self.sums / KEY_FILE
+        if not path.exists():
+            raw = X25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+            )
+            write_json(path, {"private": raw.hex(), "rows": client_table_digest(self)})
+        known = read_json(path)
+        if known["rows"] != client_table_digest(self):
+            raise RequestError(
+                f"{self.path.name} has changed since the run began; bring it back, or join with --again."
+            )
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(str(known["private"])))
 
     @cached_property
     def statement(self) -> JsonObject:
@@ -90,12 +139,24 @@ class AdviceClientNode(ClientNode):
         if self.policy is not None:
             self.policy.check_plan(plan_digest(self.run))
         public = self.private.public_key().public_bytes_raw()
-        columns = [*self.member.features, schema_options(self.run).target]
+        with details_for_operator(self, "cannot read its table"):
+            columns = [*self.member.features, schema_options(self.run).target]
         return make_statement(self.digest, plan_digest(self.run), self.name, columns, public)
 
     @cached_property
-    def answers(self) -> MaskedAnswers:
-        return MaskedAnswers(self.cohort, self.name, self.secrets, Journal(self.sums / "steps"))
+    def cohort(self) -> Cohort:
+        """The cohort that was agreed on."""
+        path = self.sums / COHORT_FILE
+        if not path.exists():
+            raise RequestError(f"client '{self.name}' has not agreed on a cohort yet.")
+        return Cohort(tuple(read_json(path)["statements"]))
+
+    @cached_property
+    def secrets(self) -> dict[str, bytes]:
+        return pair_secrets(self.private, self.cohort, self.name)
+
+    def answers(self, common: bytes) -> MaskedAnswers:
+        return MaskedAnswers(self.cohort, self.name, self.secrets, common, Journal(self.sums / "steps"))
 
     def common_secret(self) -> bytes:
         """The first client's secret, which all clients share."""
@@ -127,110 +188,160 @@ class AdviceClientNode(ClientNode):
     def _read_planned(self, plan: object) -> object:
         return self.member
 
-    @cached_property
-    def running(self) -> RunningProgram:
-        return RunningProgram(self)
+    def run_program(self, sealed: str = "") -> RunningProgram:
+        """Return its program as far as it has come; after a restart it begins anew, with the stored totals."""
+        if self.running is None:
+            self.running = RunningProgram(self, sealed)
+        return self.running
+
+
+@contextmanager
+def details_for_operator(node: AdviceClientNode, what: str) -> Iterator[None]:
+    """Report an error about rows to the client's operator; the server learns only that there is one."""
+    try:
+        yield
+    except (WorkError, OSError):  # a full disk: it can be tried again
+        raise
+    except Exception as error:  # of rows, or of totals that no honest clients give
+        foreseen = isinstance(error, RequestError | WorkError)
+        node.report(str(error) if foreseen else f"unexpected {type(error).__name__}: {error}")
+        raise RequestError(f"client '{node.name}' {what}; its operator reads why.") from error
 
 
 class RunningProgram:
     """A client's program as far as it has come."""
 
-    def __init__(self, node: AdviceClientNode):
+    def __init__(self, node: AdviceClientNode, sealed: str):
         self.node, self.number = node, 0
-        self.steps: Program[tuple[FederationResult, ClientResult]] | None = None
+        secret = self._common_secret(sealed)
+        self.steps = node.program(secret)
+        self.answers = node.answers(secret)
         self.part: Sum | None = None
         self.result: tuple[FederationResult, ClientResult] | None = None
-        self.secret: bytes | None = None
 
-    def answer(self, number: int, total: np.ndarray | None, sealed: str | None) -> np.ndarray | None:
+    def _common_secret(self, sealed: str) -> bytes:
+        node = self.node
+        first, path = node.cohort.names[0], node.sums / "secret.json"
+        if path.exists():
+            return bytes.fromhex(str(read_json(path)["secret"]))
+        is_first = node.name == first
+        secret = (
+            node.common_secret() if is_first else unseal(sealed, node.name, first, node.secrets[first], node.cohort)
+        )
+        write_json(path, {"secret": secret.hex()})
+        return secret
+
+    def answer(self, number: int, total: np.ndarray | None) -> np.ndarray | None:
         """Return the masked part of a step; None where the program has ended."""
-        node, journal = self.node, self.node.answers.journal
-        known = journal.read(number)
-        if known is not None:
-            if known["total"] != ("" if total is None else total.tobytes().hex()):
-                raise RequestError(
-                    f"client '{node.name}' has answered step {number} after another total; it answers each step once."
-                )
-            return _numbers(str(known["answer"]))
-        if self.result is not None:
+        known = self.answers.recall(number, total)
+        if known is not None and "refused" in known:
+            raise RequestError(str(known["refused"]))
+        if known is not None and known["answer"]:
+            return from_text(str(known["answer"]))
+        self.replay(number)
+        if self.result is not None and known is not None:
             return None
-        if self.steps is None:
-            self._begin(sealed)
-        while self.number < number and (stored := journal.read(self.number)) is not None:  # after a restart
-            self._advance(_numbers(str(stored["total"])) if self.number else None)
-        if number != self.number:
-            raise RequestError(f"client '{node.name}' is at step {self.number}, not at step {number}.")
+        if number != self.number or self.result is not None:
+            raise RequestError(f"client '{self.node.name}' is at step {self.number}, not at step {number}.")
         return self._advance(total)
 
-    def _begin(self, sealed: str | None) -> None:
-        node = self.node
-        first = node.cohort.names[0]
-        path = node.sums / "secret.json"
-        if path.exists():
-            secret = bytes.fromhex(str(read_json(path)["secret"]))
-        elif node.name == first:
-            secret = node.common_secret()
-        else:
-            secret = unseal(str(sealed), node.secrets[first], node.cohort)
-        write_json(path, {"secret": secret.hex()})
-        self.steps = node.program(secret)
+    def replay(self, number: int) -> None:
+        """Advance to a step by what was stored before a restart; through the step where the program has ended."""
+        while self.result is None and (known := self.answers.journal.read(self.number)) is not None:
+            if self.number > number or "refused" in known:
+                return
+            self._advance(from_text(str(known["total"])) if self.number else None)
 
     def _advance(self, total: np.ndarray | None) -> np.ndarray | None:
-        """Give the program the total of its last step, and return its part of the next one."""
-        node, steps, m = self.node, self.steps, len(self.node.cohort.statements)
-        assert steps is not None
+        """Give the program the total of its last step, and return its part of the next one.
+
+        That the program refuses a total is stored as an answer is, and its reason is for the client's operator:
+        otherwise a server could try many totals, and learn about rows from what is refused."""
+        values = None if total is None else self._values_of(total)
+        journal = self.answers.journal
         try:
-            if total is None:
-                self.part = next(steps)
-            else:
-                assert self.part is not None
-                self.part = steps.send(to_values(total, self.part.step, m))
-        except StopIteration as end:
-            self.result = end.value
-            return None
-        except RequestError:
+            with details_for_operator(self.node, f"does not continue after the total of step {self.number - 1}"):
+                self.part = self._next_part(values)
+        except RequestError as error:
+            journal.write(self.number, {"total": to_text(total), "refused": str(error)})
             raise
-        except Exception as error:  # totals that no honest clients give
-            raise RequestError(
-                f"client '{node.name}' cannot use the totals: {type(error).__name__} {error}. A client may have sent "
-                "false numbers."
-            ) from error
-        out = node.answers.answer(self.number, self.part, total)
+        if self.part is None:
+            journal.write(self.number, {"total": to_text(total), "answer": ""})
+            return None
+        out = self.answers.answer(self.number, self.part, total)
         self.number += 1
         return out
 
+    def _next_part(self, values: np.ndarray | None) -> Sum | None:
+        try:
+            part = next(self.steps) if values is None else self.steps.send(values)
+        except StopIteration as end:
+            self.result = end.value
+            return None
+        to_integers(part)  # numbers that cannot be added are a reason to end, too
+        return part
 
-def _numbers(text: str) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(text), dtype="<u8")
+    def _values_of(self, total: np.ndarray) -> np.ndarray:
+        assert self.part is not None
+        step, clients = self.part.step, len(self.node.cohort.statements)
+        if len(total) != np.atleast_2d(self.part.values).shape[1] + 1 + TAG_WORDS:
+            raise RequestError(f"client '{self.node.name}': the total of step '{step.name}' has another size.")
+        values = to_values(self.answers.check_total(total), step, clients)
+        check_clients(step, values, clients)
+        return values
 
 
 def handle_roll_call(node: AdviceClientNode, payload: Payload) -> Payload:
-    node.begin_again()
+    if node.again and (node.sums / KEY_FILE).exists() and not node.began_again:
+        shutil.rmtree(node.sums)
+        for name in ("private", "statement", "cohort", "secrets", "running"):
+            node.__dict__.pop(name, None)
+    node.began_again = True
     signature = "" if node.identity is None else sign(node.identity.private, node.statement)
     return Payload({"statement": node.statement, "signature": signature})
 
 
 def handle_cohort(node: AdviceClientNode, payload: Payload) -> Payload:
-    cohort = check_statements(node, payload, node.statement)
+    statements, signatures = payload.fields["statements"].get("list"), payload.fields["signatures"]
+    if not isinstance(statements, list):
+        raise RequestError(f"client '{node.name}' refuses a cohort without a list of statements.")
+    min_clients = 0 if node.policy is None else node.policy.min_clients
+    cohort = check_cohort(statements, node.statement, min_clients)
+    if node.identity is not None:
+        for statement in cohort.statements:
+            name = str(statement["name"])
+            public = node.identity.own if name == node.name else node.identity.peers.get(name)
+            if public is None or not is_signed(public, statement, signatures.get(name)):
+                raise RequestError(f"the statement of client '{name}' is not signed by its enrolled key.")
     path = node.sums / COHORT_FILE
-    if path.exists() and read_json(path)["statements"] != list(cohort.statements):
-        raise RequestError(
-            f"client '{node.name}' takes part in this run with other clients; a new run needs `mooring join --again`."
-        )
-    check_other_cohorts(node, cohort, record=True)
-    write_json(path, {"statements": list(cohort.statements)})
-    node.__dict__.pop("cohort", None)
+    if path.exists():
+        if read_json(path)["statements"] != list(cohort.statements):
+            raise RequestError(
+                f"client '{node.name}' takes part in this run with other clients; a new run needs "
+                "`mooring join --again`."
+            )
+    else:
+        pair_secrets(node.private, cohort, node.name)  # refuses keys that are none
+        check_other_cohorts(node, cohort, record=True)
+        write_json(path, {"statements": list(cohort.statements)})
+        node.__dict__.pop("cohort", None)
     if node.name != cohort.names[0]:
         return Payload({"sealed": {}})
-    return Payload({"sealed": seal(node.common_secret(), node.secrets, cohort)})
+    return Payload({"sealed": seal(node.common_secret(), node.name, node.secrets, cohort)})
 
 
 def handle_step(node: AdviceClientNode, payload: Payload) -> Payload:
     number, total = int(payload.fields["number"]), payload.tensors.get("total")
-    numbers = None if total is None else total.numpy().view("<u8").copy()
-    if (number == 0) != (numbers is None):
+    if (number == 0) != (total is None):
         raise RequestError(f"client '{node.name}': step {number} must come with the total of the step before it.")
-    answer = node.running.answer(number, numbers, payload.fields.get("secret"))
+    if total is not None and (total.dim() != 1 or total.dtype != torch.int64):
+        raise RequestError(f"client '{node.name}': a total is a vector of whole numbers.")
+    numbers = None if total is None else total.numpy().view("<u8").copy()
+    try:
+        answer = node.run_program(payload.fields.get("secret", "")).answer(number, numbers)
+    except (WorkError, OSError):
+        node.running = None  # what was not stored is computed again
+        raise
     if answer is None:
         write_result(node)
         return Payload({"ended": True})
@@ -238,17 +349,20 @@ def handle_step(node: AdviceClientNode, payload: Payload) -> Payload:
 
 
 def handle_declare(node: AdviceClientNode, payload: Payload) -> Payload:
-    """Return its rows, three losses to two digits and its recommendation."""
-    if node.running.result is None:
+    """Return its rows, three losses to two digits and its recommendation, where its policy lets results leave; this is
+    the last request of a run."""
+    path = node.sums / DECLARED_FILE
+    if not path.exists():
         raise RequestError(f"client '{node.name}' has no result yet.")
-    row = client_row(node.task, node.clients, *node.running.result)
-    losses = {name: float(f"{row[name]:.2g}") for name in MODEL_KINDS}
-    return Payload({"declared": {"rows": int(row["rows"]), "recommended": str(row["recommended"]), **losses}})
+    known = read_json(path)
+    write_json(node.folder / DONE_FILE, known["done"])
+    shares = node.policy is None or node.policy.allows("results")
+    return Payload({"declared": known["declared"] if shares else None})
 
 
 def write_result(node: AdviceClientNode) -> None:
     """Write the client's recommendation and its models as a run directory, and what its operator reads."""
-    assert node.running.result is not None
+    assert node.running is not None and node.running.result is not None
     result, own = node.running.result
     clients, task = node.clients, node.task
     record = federation_record(task, clients, result, node.run.advice or AdviceSection())
@@ -270,7 +384,10 @@ def write_result(node: AdviceClientNode) -> None:
     w = torch.from_numpy(result.federation.center.w).to(task.dtype)
     v = torch.from_numpy(pick_model(own)).to(task.dtype)[None]
     create_run(path, files).write_models(StoredModels(w, v, (node.name,), about, layout))
-    write_json(node.folder / DONE_FILE, row | {"metric": task.metric, "said": sentence})
+    losses = {name: float(f"{row[name]:.2g}") for name in MODEL_KINDS}
+    declared = {"rows": int(row["rows"]), "recommended": str(row["recommended"]), **losses}
+    done = row | {"metric": task.metric, "said": sentence}
+    write_json(node.sums / DECLARED_FILE, {"declared": declared, "done": done})
 
 
 MODEL_SENTENCES = {"local": "the local model", "global": "the global model", "personal": "a personal model"}

@@ -6,6 +6,8 @@ It stores nothing before the end: after a restart it asks for all steps again, a
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mooring.advice.federated.client import refuse_unsupported, schema_options
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES
+from mooring.advice.federated.client import check_clients, refuse_unsupported, schema_options
+from mooring.advice.federated.plan import plan_digest
 from mooring.advice.federated.program import FederationResult, advise_program
 from mooring.advice.federated.results import federation_record
 from mooring.core.cohort import Rows
@@ -24,13 +28,14 @@ from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, CLASSES, Clients
 from mooring.data.schema import Schema
 from mooring.data.schema_sums import agree_by_sums
+from mooring.data.tables import quote_list
 from mooring.engines.fit_files import describe_task, initial_files
 from mooring.engines.prepare import Job, make_task
 from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.remote.client_node import run_digest
 from mooring.remote.messages import ClientFailedError, Payload
 from mooring.remote.messenger import Messenger, ignore_event, ignore_message
-from mooring.remote.transcript import MIN_CLIENTS, describe_other_columns
+from mooring.remote.transcript import MIN_CLIENTS, PROTOCOL, TAG_WORDS, describe_other_columns, remove_tag
 from mooring.remote.transport import Transport
 from mooring.runs.atomic_files import directory_lock, write_json, write_parquet
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, StoredModels, create_run
@@ -39,6 +44,7 @@ from mooring.runs.sections import AdviceSection, FederationSection
 from mooring.runs.table_schemas import clients_table
 
 PARTICIPATION_FILE = "federation.json"
+DECLARE_SECONDS = 60.0  # for clients that went away after their last sum
 
 
 class FederatedAdvice:
@@ -112,7 +118,7 @@ def advise_federation(
     names = messenger.wait_for_clients(options.clients)
     if len(names) < MIN_CLIENTS:
         raise RequestError(f"{len(names)} clients are too few for sums; at least {MIN_CLIENTS} must take part.")
-    statements, sealed = agree_on_cohort(messenger, names)
+    statements, sealed = agree_on_cohort(messenger, names, plan_digest(run))
     task, clients, result, notes = lead(
         messenger, names, observe(run, names, statements[0]["columns"][:-1]), sealed, on_progress
     )
@@ -120,13 +126,28 @@ def advise_federation(
     return write_advice(run, task, clients, result, notes, declared, out)
 
 
-def agree_on_cohort(messenger: Messenger, names: tuple[str, ...]) -> tuple[list[JsonObject], dict[str, str]]:
+def check_statements(statements: list[JsonObject], run: str, plan: str) -> None:
+    """Refuse the first statement that differs from what most clients state, by its name."""
+    usual, _ = Counter(json.dumps(statement["columns"]) for statement in statements).most_common(1)[0]
+    example = next(statement for statement in statements if json.dumps(statement["columns"]) == usual)
+    for statement in statements:
+        name = str(statement["name"])
+        for what, value in (("protocol", PROTOCOL), ("run", run), ("plan", plan)):
+            if statement[what] != value:
+                raise ClientFailedError(name, f"client '{name}' takes part with another {what} than the server.")
+        if statement["columns"] != example["columns"]:
+            raise ClientFailedError(name, describe_other_columns(statement, example))
+    keys = Counter(statement["public"] for statement in statements)
+    twice = [str(statement["name"]) for statement in statements if keys[statement["public"]] > 1]
+    if twice:
+        raise ClientFailedError(twice[0], f"clients {quote_list(twice)} have the same key.")
+
+
+def agree_on_cohort(messenger: Messenger, names: tuple[str, ...], plan: str) -> tuple[list[JsonObject], dict[str, str]]:
     """Return all clients' statements, and the common secret as the first client has encrypted it for the others."""
     replies = messenger.ask_all("roll_call", {name: Payload({}) for name in names})
     statements = [replies[name].fields["statement"] for name in names]
-    for statement in statements[1:]:
-        if statement["columns"] != statements[0]["columns"]:
-            raise ClientFailedError(str(statement["name"]), describe_other_columns(statement, statements[0]))
+    check_statements(statements, messenger.run, plan)
     signatures = {name: replies[name].fields["signature"] for name in names}
     message = Payload({"statements": {"list": statements}, "signatures": signatures})
     agreed = messenger.ask_all("cohort", dict.fromkeys(names, message))
@@ -142,6 +163,7 @@ def lead(
 ) -> tuple[Task, Clients, FederationResult, list[str]]:
     """Ask for step after step until the program has ended."""
     part, number, total = next(program), 0, None
+    result: tuple[Task, Clients, FederationResult, list[str]]
     while True:
         tensors = {} if total is None else {"total": torch.from_numpy(total.astype("<i8"))}
         fields = {
@@ -150,10 +172,11 @@ def lead(
         replies = messenger.ask_all("step", {name: Payload(fields[name], tensors) for name in names})
         ended = [bool(replies[name].fields["ended"]) for name in names]
         if part is None:
-            if not all(ended):
-                raise WorkError("the clients have further steps than the server; install the same version everywhere.")
+            for name, is_done in zip(names, ended):
+                if not is_done:
+                    raise ClientFailedError(name, f"client '{name}' has further steps than the server.")
             return result
-        size = np.atleast_2d(part.values).shape[1] + 1
+        size = np.atleast_2d(part.values).shape[1] + 1 + TAG_WORDS
         for name in names:
             if ended[names.index(name)] or len(replies[name].tensors["masked"]) != size:
                 raise ClientFailedError(name, f"client '{name}' sent another step than '{part.step.name}'.")
@@ -162,7 +185,9 @@ def lead(
         on_progress(part.step.name, number + 1, number + 2)
         number += 1
         try:
-            part = program.send(to_values(total, part.step, len(names)))
+            values = to_values(remove_tag(total), part.step, len(names))
+            check_clients(part.step, values, len(names))
+            part = program.send(values)
         except StopIteration as end:
             result, part = end.value, None
         except RequestError:
@@ -173,9 +198,20 @@ def lead(
 
 def collect_declared(messenger: Messenger, names: tuple[str, ...]) -> list[JsonObject]:
     """Return the results of the clients whose policy shares them."""
-    answered = messenger.ask("declare", {name: Payload({}) for name in names}, quorum=0)
+    answered = messenger.ask("declare", {name: Payload({}) for name in names}, deadline=DECLARE_SECONDS, quorum=0)
     own = {name: reply.fields["declared"] for name, reply in sorted(answered.replies.items())}
-    return [{"client": name, "train": row["rows"], "validation": 0, "test": 0, **row} for name, row in own.items()]
+    rows = {name: row for name, row in own.items() if row is not None}
+    return [declared_row(name, row) for name, row in rows.items()]
+
+
+def declared_row(name: str, row: JsonObject) -> JsonObject:
+    """Return a client's row of what it has declared, with the changes that follow from its losses."""
+    out: JsonObject = {"client": name, "train": row["rows"], "validation": 0, "test": 0, **row}
+    for other in ALTERNATIVES:
+        change = float(row[other]) - float(row[row["recommended"]])
+        share = 100 * change / float(row[other]) if row[other] else 0.0
+        out |= {f"improvement_over_{other}": change, f"improvement_over_{other}_pct": share}
+    return out
 
 
 def write_advice(
