@@ -113,6 +113,7 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, watch: 
     run.write_text(
         f'[data]\nsource = "{tables}"\ntarget = "y"\n\n[algorithm]\nname = "fedavg"\neta = {ETA}\nsteps = {STEPS}\n\n'
         f"[training]\nrounds = {rounds}\nevaluate_every = {evaluate}\nthreads = 1\nbaselines = false\n"
+        "[federation]\nsecure = false\n"  # as the setups beside it
     )
     round_times: list[float] = []
     usages: list[Usage] = []

@@ -34,7 +34,7 @@ from mooring.runs.directory import open_run
 ROWS, COLUMNS = 20, 5
 CLIENT_ROUNDS = 600  # that a measurement takes at least
 LAST_SAMPLE_SHARE = 0.8  # of the rounds: connections are closed at the end
-MESSAGES_PER_ROUND = {False: 2, True: 6}  # an update and an evaluation; three messages for each secure sum
+MESSAGES_PER_ROUND = 2  # an update and an evaluation, under masks or not
 
 
 def quiet(*messages: Any) -> None:
@@ -152,7 +152,7 @@ def measure(
         )
         seconds = json.loads((out / "seconds.json").read_text())["rounds"]
         first, last = samples[0], samples[-1]
-        client_rounds = (last.messages - first.messages) / MESSAGES_PER_ROUND[secure]
+        client_rounds = (last.messages - first.messages) / MESSAGES_PER_ROUND
         overhead = (last.wire_bytes - first.wire_bytes) - (last.tensor_bytes - first.tensor_bytes)
         for process in processes:
             process.join(60)

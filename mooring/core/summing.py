@@ -55,11 +55,13 @@ Program = Generator[Sum, np.ndarray, T]
 def to_integers(part: Sum) -> np.ndarray:
     """Return [k + 1]: the cohort's part as whole numbers modulo 2^64, added over its clients, whose number is last."""
     values = np.atleast_2d(np.asarray(part.values, dtype=np.float64))
-    scaled = np.rint(values / part.step.quantum)
-    if not np.isfinite(scaled).all() or (np.abs(scaled) > LARGEST).any():
+    scaled = values / part.step.quantum
+    np.rint(scaled, out=scaled)
+    if scaled.size and not max(scaled.max(), -scaled.min()) <= LARGEST:
         raise RequestError(f"step '{part.step.name}' has a number that is not finite or too large to be added.")
-    total = scaled.astype(np.int64).view(np.uint64).sum(0, dtype=np.uint64)
-    return np.append(total, np.uint64(len(values)))
+    total = np.full(values.shape[1] + 1, len(values), np.uint64)
+    np.sum(scaled.astype(np.int64).view(np.uint64), axis=0, dtype=np.uint64, out=total[:-1])
+    return total
 
 
 def to_values(total: np.ndarray, step: Step, clients: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pandas as pd
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from mooring.algorithms.base import build, describe
@@ -38,11 +40,21 @@ from mooring.engines import local_update
 from mooring.engines.personal_parts import keep_personal_parts, personal_coefficients, restore_personal_entries
 from mooring.engines.prepare import load_options, make_task
 from mooring.remote import secure_client
-from mooring.remote.client_requests import ADOPTED_SCHEMA_FILE, BASELINES, StateHistory, select_prefix
+from mooring.remote.client_requests import (
+    ADOPTED_SCHEMA_FILE,
+    BASELINES,
+    StateHistory,
+    client_table_digest,
+    select_prefix,
+)
+from mooring.remote.cohorts import COHORT_FILE, KEY_FILE, SUMS_FOLDER
 from mooring.remote.disclosure import SENT_FILE, append_record, describe_reply
+from mooring.remote.fixed_sums import ANSWERS_FOLDER, StoredAnswers
 from mooring.remote.messages import Payload, printable
 from mooring.remote.requests import check_fields, check_request, max_repeats
-from mooring.runs.atomic_files import make_synced_folder, read_json
+from mooring.remote.secure_rule import decide_secure, sums_of
+from mooring.remote.transcript import Cohort, pair_secrets
+from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 from mooring.runs.tensor_files import flatten, read_tensors, unflatten, write_tensors
@@ -54,6 +66,7 @@ if TYPE_CHECKING:
 
 def run_digest(run: RunFile) -> str:
     """Return a digest of what server and clients must have in common: the run file without locations and speed."""
+    run = decide_secure(run)
     table = run.model_dump(mode="json", exclude_none=True, exclude={"mooring"})
     for section, names in (
         ("data", ("source", "data_dir")),
@@ -64,6 +77,7 @@ def run_digest(run: RunFile) -> str:
             table.get(section, {}).pop(name, None)
     options = run.federation or FederationSection()
     known = options.model_dump(include={"share_models", "secure", "secure_range", "compress"})
+    known |= {"sums": sums_of(run), "max_rows": options.max_rows} if options.secure else {}
     table["federation"] = known  # the other options concern the server only
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -80,8 +94,10 @@ class ClientNode:
     """A client: a run file, its own table, and a folder for its state."""
 
     own_answers: ClassVar[Mapping[str, Callable[..., Payload]]] = {}  # to requests whose row has none
+    unsigned = False  # whether masks need no enrolled keys, in a trial on one machine
     again = False  # whether its operator agreed that the same rows take part with another cohort
     of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # attributes that depend on the schema
+    of_cohort: ClassVar[tuple[str, ...]] = ("cohort", "secrets", "stored_answers")  # on the cohort of masked sums
 
     def __init__(
         self,
@@ -94,12 +110,15 @@ class ClientNode:
         policy: Policy | None = None,
     ):
         """`report` prints for this client's operator; `identity` has its key and its peers', for secure sums."""
-        self.run, self.path, self.given = run, Path(data), name
+        self.run, self.path, self.given = decide_secure(run), Path(data), name
         self.report = lambda sentence: report(printable(sentence))  # some of it is the server's
         self.identity, self.policy = identity, policy
-        self.federation = run.federation or FederationSection()
+        self.federation = self.run.federation or FederationSection()
+        self.sums_kind = sums_of(self.run)
         self.digest = run_digest(run)
         self.answered = Counter[str]()  # how often each request was answered
+        self._began_again = False
+        self.starts: dict[str, str] = {}  # by algorithm: a digest of what its first state was made of
         self._formula_member: tuple[str, ClientTable] | None = None
         self.folder = Path(state) / self.digest
         if run.training.threads:
@@ -217,6 +236,57 @@ class ClientNode:
         p = torch.tensor([fields["p"]], dtype=torch.float64)
         index = torch.tensor([fields["index"]])
         return CohortData(self.clients.keys, index, p, self.clients.train, self.clients.validation)
+
+    # masked sums of a fixed cohort
+
+    @property
+    def sums(self) -> Path:
+        return self.folder / SUMS_FOLDER
+
+    @cached_property
+    def private(self) -> X25519PrivateKey:
+        """The key of this run, made once and stored."""
+        make_synced_folder(self.sums)
+        path, rows = self.sums / KEY_FILE, client_table_digest(self)
+        if not path.exists():
+            write_json(path, {"private": X25519PrivateKey.generate().private_bytes_raw().hex(), "rows": rows})
+        known = read_json(path)
+        if known["rows"] != rows:
+            raise RequestError(
+                f"{self.path.name} has changed since the run began; bring it back, or join with --again."
+            )
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(str(known["private"])))
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        """The cohort that was agreed on."""
+        path = self.sums / COHORT_FILE
+        if not path.exists():
+            raise RequestError(f"client '{self.name}' has not agreed on a cohort yet.")
+        return Cohort(tuple(read_json(path)["statements"]))
+
+    @cached_property
+    def secrets(self) -> dict[str, bytes]:
+        return pair_secrets(self.private, self.cohort, self.name)
+
+    @cached_property
+    def stored_answers(self) -> StoredAnswers:
+        return StoredAnswers(self.cohort, self.name, self.secrets, self.sums / ANSWERS_FOLDER)
+
+    def begin_again(self) -> None:
+        """Forget key, cohort and answers of an earlier attempt, once, where the operator has agreed."""
+        if self.again and (self.sums / KEY_FILE).exists() and not self._began_again:
+            self.forget_sums()
+        self._began_again = True
+
+    def forget_sums(self) -> None:
+        shutil.rmtree(self.sums, ignore_errors=True)
+        self.__dict__.pop("private", None)
+        self.forget_cohort()
+
+    def forget_cohort(self) -> None:
+        for name in self.of_cohort:
+            self.__dict__.pop(name, None)
 
     # its state
 

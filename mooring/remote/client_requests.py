@@ -64,6 +64,7 @@ from mooring.remote import secure_client
 from mooring.remote.compression import compress_with_feedback
 from mooring.remote.messages import PROTOCOL_VERSION, Payload, printable
 from mooring.remote.remote_rows import answer_calls
+from mooring.remote.secure_rule import HIDDEN_IN_SECURE_RUNS
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, parquet_bytes, read_json, write_json
 from mooring.runs.directory import CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, SUMMARY_FILE, StoredModels, create_run
 from mooring.runs.runfile import run_bytes
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
 
 
 LOCAL = "local"
-HIDDEN_IN_SECURE_RUNS = ("convex", "noise", "trace", "dispersion", "largest")
 BASELINES = (LOCAL,)  # what a server may ask for beside the run file's own algorithm
 ADOPTED_SCHEMA_FILE, RESULT_DIR, DONE_FILE, DISMISSED_FILE = "adopted.json", "result", "done.json", "dismissed.json"
 CONFIDENCE_LEVEL = 0.95
@@ -244,6 +244,7 @@ def handle_begin(node: ClientNode, payload: Payload) -> Payload:
     check_model_sharing(algorithm, node.federation.share_models)
     if node.federation.secure:
         secure_client.check_begin(node, label, hyperparameters, str(fields["start"]), bool(fields["fresh"]))
+    node.starts.pop(label, None)
     server, _ = algorithm.init(node.task, payload.tensors["w0"])
     first = local_update.initial_states(algorithm, node.task, payload.tensors["w0"], 1)
     if path.exists():
@@ -337,6 +338,7 @@ def handle_done(node: ClientNode, payload: Payload) -> Payload:
         unit = node.clients.target_scale**node.task.unit_power
         row = row | {"personal": float(local_update.mean_risk(task, w, node.clients.test)[0]) * unit}
         secure_client.delete_state(node)
+        node.forget_sums()
     server = node.server_state(history, payload)
     run = node.run.model_copy(
         update={"data": node.run.data.model_copy(update={"source": str(node.path)}), "federation": None}

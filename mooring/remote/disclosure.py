@@ -34,6 +34,7 @@ from mooring.core.errors import RequestError
 from mooring.core.types import JsonObject, NamedValues
 from mooring.remote.messages import Payload, payload_bytes
 from mooring.remote.requests import REQUESTS
+from mooring.remote.secure_rule import explain_visibility
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 
@@ -62,8 +63,8 @@ class Policy(BaseModel):
             raise RequestError(f"this client's policy allows runs to {', '.join(self.purposes)}, not to {purpose}.")
         if self.algorithms is not None and algorithm is not None and algorithm not in self.algorithms:
             raise RequestError(f"this client's policy allows {', '.join(self.algorithms)}, not {algorithm}.")
-        if self.require_secure and purpose == "fit" and not options.secure:  # recommendations have sums only
-            raise RequestError("this client's policy asks for secure = true, and the run file does not have it.")
+        if self.require_secure and purpose == "fit" and (sentence := explain_visibility(run)):  # other runs: sums only
+            raise RequestError(f"this client's policy requires secure sums, and {sentence}")
         if options.share_models and not self.allows("models"):
             raise RequestError("this client's policy does not let models leave, and the run file has share_models.")
         many = (

@@ -28,7 +28,8 @@ from mooring.engines.reply_checks import MAX_SIZE_FACTOR, check_statistics, mess
 from mooring.engines.request import hyperparameters as hyperparameters_of
 from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics, add_federation_estimates
 from mooring.remote.compression import decompress
-from mooring.remote.messages import SECURE_EVALUATE, SECURE_UPDATE, Payload, rebuild_tree
+from mooring.remote.fixed_sums import FixedSums
+from mooring.remote.messages import Payload, rebuild_tree
 from mooring.remote.messenger import CollectedReplies, Messenger
 from mooring.remote.remote_rows import CallBatcher, RemoteRows, make_sender
 from mooring.remote.secure_sums import LOSS_RANGE, SecureAggregator, split_vector
@@ -53,7 +54,7 @@ class RemoteExchange:
         row: ExampleRow,
         *,
         fresh: bool = True,
-        secure_sums: SecureAggregator | None = None,
+        sums: SecureAggregator | FixedSums | None = None,
     ):
         self.messenger, self.roster, self.task, self.options, self.row, self.fresh = (
             messenger,
@@ -68,7 +69,7 @@ class RemoteExchange:
         self.pattern: StateTree = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
-        self.secure = secure_sums or (SecureAggregator(messenger, roster.names, options) if options.secure else None)
+        self.secure = sums
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
 
     def client_statistics(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
@@ -130,15 +131,14 @@ class RemoteExchange:
         missing = {places[name]: why for name, why in answered.missing.items()}
         return Replies(torch.tensor([place for place, _ in ordered], dtype=torch.long), message, missing, meter)
 
-    def _ask_masked(self, sums: SecureAggregator, messages: dict[str, Payload], round: Round) -> Replies:
+    def _ask_masked(self, sums: SecureAggregator | FixedSums, messages: dict[str, Payload], round: Round) -> Replies:
         """Return the mean of all remaining clients as the message of each: the server learns no more."""
         places = {name: place for place, name in enumerate(self.roster.names)}
-        masked = sums.ask(SECURE_UPDATE, messages, self.options.secure_range, f"round {round.t}")
+        pattern = flatten("message", self.pattern)
+        size = sum(part.numel() for part in pattern.values())
+        masked = sums.ask(sums.update, messages, self.options.secure_range, size, f"round {round.t}")
         senders = sorted(places[name] for name in masked.survivors)
         weight = float(self.roster.p[torch.tensor(senders)].sum())
-        pattern = flatten("message", self.pattern)
-        if len(masked.total) != sum(part.numel() for part in pattern.values()):
-            raise WorkError(f"round {round.t}: the clients' messages have {len(masked.total)} entries.")
         if not bool((abs(masked.total) <= self.options.secure_range * len(masked.survivors)).all()):
             raise WorkError(
                 f"round {round.t}: the secure sum is larger than its clients' messages may be: one of "
@@ -158,11 +158,12 @@ class RemoteExchange:
         )
 
     def _evaluate_masked(
-        self, sums: SecureAggregator, server: StateTree, round: Round, parts: tuple[str, ...], at: str
+        self, sums: SecureAggregator | FixedSums, server: StateTree, round: Round, parts: tuple[str, ...], at: str
     ) -> dict[str, Scores]:
         """Return the mean loss over all clients' rows; no client's own."""
-        messages = self._deployments(server, round, at, {"parts": list(parts)})
-        masked = sums.ask(SECURE_EVALUATE, messages, LOSS_RANGE, f"round {round.t}, losses")
+        everyone = round._replace(cohort=len(self.roster), weight=1.0)  # a model is evaluated by one request only
+        messages = self._deployments(server, everyone, at, {"parts": list(parts)})
+        masked = sums.ask(sums.evaluate, messages, LOSS_RANGE, len(parts), f"round {round.t}, losses")
         places = {name: place for place, name in enumerate(self.roster.names)}
         present = torch.tensor(sorted(places[name] for name in masked.survivors))
         unknown = torch.full((len(self.roster),), torch.nan, dtype=torch.float64)
@@ -262,7 +263,7 @@ class RemoteExchange:
         if algorithm.pooled or (self.options.secure and algorithm.required_statistics):
             return None
         return RemoteExchange(
-            self.messenger, self.roster, self.task, self.options, self.row, fresh=True, secure_sums=self.secure
+            self.messenger, self.roster, self.task, self.options, self.row, fresh=True, sums=self.secure
         )
 
     def send_results(

@@ -22,7 +22,10 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.file_readers import file_stem
@@ -43,6 +46,8 @@ from mooring.remote.serve import (
 )  # fmt: skip
 from mooring.remote.transport import Node
 from mooring.runs.atomic_files import make_synced_folder
+from mooring.runs.runfile import RunFile
+from mooring.runs.sections import FederationSection
 
 if find_spec("flwr") is None:
     raise RequestError("this transport needs Flower: pip install 'mooring-fl[flower]'.")
@@ -88,6 +93,7 @@ class FlowerTransport:
     """A transport over Flower's grid."""
 
     revoked: frozenset[str] = frozenset()
+    public_keys: Mapping[str, ec.EllipticCurvePublicKey] = MappingProxyType({})  # Flower's keys are its own
 
     def __init__(self, grid: Grid):
         self.grid = grid
@@ -138,7 +144,17 @@ def from_record(message: Message) -> bytes:
 
 @lru_cache(MAX_CACHED_CLIENTS)
 def _load_client(kind: Any, run: str, data: str, state: str, name: str | None = None) -> ClientNode:
-    return kind(read_federation_request(run), data, state, name)
+    return kind(read_flower_run(run), data, state, name)
+
+
+def read_flower_run(path: str | Path, trust: bool = False) -> RunFile:
+    """Return the run of a run file. Flower's nodes have no enrolled keys: without a line `secure`, messages are
+    visible to the server."""
+    run = read_federation_request(path, trust)
+    options = run.federation or FederationSection()
+    if options.secure is not None or run.mooring.purpose != "fit":
+        return run
+    return run.model_copy(update={"federation": options.model_copy(update={"secure": False})})
 
 
 def make_client_app(kind: Any, nodes: Mapping[int, Mapping[str, str]] | None = None) -> ClientApp:
@@ -165,7 +181,7 @@ def make_server_app(lead: Callable[..., object], config: Mapping[str, str] | Non
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         options = {key: str(value) for key, value in (config or context.run_config).items()}
-        run = read_federation_request(options["run"], bool(options.get("trust")))
+        run = read_flower_run(options["run"], bool(options.get("trust")))
         try:
             lead(
                 set_client_count(run, int(options["clients"])) if options.get("clients") else run,

@@ -22,6 +22,7 @@ from mooring.remote.disclosure import SENT_FILE, read_policy
 from mooring.remote.keys import load_identity
 from mooring.remote.memory import answer_bytes
 from mooring.remote.messages import Payload
+from mooring.remote.secure_rule import PLAIN, decide_secure, explain_visibility, sums_of
 from mooring.runs.atomic_files import read_json
 
 DEFAULT_PORT = 9092
@@ -85,15 +86,23 @@ def join(
     rules = None if policy is None else read_policy(policy)
     clients: list[ClientNode] = []
     for file in files:
-        run = read_federation_request(file, trust)
-        if run.federation is not None and run.federation.secure and (key is None or peers is None):
-            raise RequestError("secure = true needs this client's key and its peers' keys: give --key and --peers.")
+        run = decide_secure(read_federation_request(file, trust))
+        is_secure = sums_of(run) != PLAIN
+        if is_secure and (key is None or peers is None) and not insecure:
+            raise RequestError(
+                "secure sums need this client's key and its peers' keys: give --key and --peers, or set secure = false "
+                "in [federation] of every party's run file."
+            )
         if rules is not None:
             rules.check_run(run)
         identity = load_identity(key, peers, ca)
         kind = kinds[run.mooring.purpose]
         client = kind(run, Path(data).resolve(), Path(state).resolve(), name, report, identity=identity, policy=rules)
-        client.again = again
+        client.again, client.unsigned = again, insecure
+        if is_secure and identity is None:
+            report("secure sums without enrolled keys: a dishonest server could take the place of clients.")
+        if sentence := explain_visibility(run):
+            report(sentence)
         if len(files) > 1:
             report(f"run {len(clients) + 1} of {len(files)}: {Path(file).name}")
         _announce(client, keep_result=len(files) > 1)

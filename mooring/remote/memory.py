@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from mooring.core.errors import RequestError
 from mooring.remote.messages import Payload, pack, unpack
 from mooring.remote.requests import MAX_SCHEMA_VALUES
@@ -40,6 +42,7 @@ class MemoryTransport:
     def __init__(self, clients: Sequence[AnswersRequests]):
         self.clients = {str(number): client for number, client in enumerate(clients, start=101)}
         self.revoked: frozenset[str] = frozenset()
+        self.public_keys: dict[str, ec.EllipticCurvePublicKey] = {}  # by client
         self.deaf: set[str] = set()  # nodes that receive nothing
         self.enrolled: dict[str, str] = {}  # by node: the name that its key was enrolled for
         self.sessions: dict[str, str] = {}  # by node

@@ -25,7 +25,7 @@ from mooring.core.errors import ClientError, RequestError
 from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import to_plain
 
-PROTOCOL_VERSION = 6  # of requests and replies: a server and a client of different ones do not work together
+PROTOCOL_VERSION = 7  # of requests and replies: a server and a client of different ones do not work together
 MAX_DEPTH = 8
 NONE_SUFFIX = "=None"  # ends the name of a part that is None, as in `runs/tensor_files.py`; only its name is sent
 NOTHING = torch.zeros(0, dtype=torch.uint8)  # the part itself
@@ -36,6 +36,9 @@ SECURE_KEYS, SECURE_PEERS, SECURE_CONFIRM, SECURE_UNMASK, SECURE_RECOVER = (
     "secure_keys", "secure_peers", "secure_confirm", "secure_unmask", "secure_recover"
 )  # fmt: skip
 SECURE_UPDATE, SECURE_EVALUATE = "secure_update", "secure_evaluate"
+FIXED_KEYS, FIXED_COHORT, FIXED_UPDATE, FIXED_EVALUATE = (
+    "fixed_keys", "fixed_cohort", "fixed_update", "fixed_evaluate"
+)  # fmt: skip
 MAX_SENTENCE_CHARACTERS = 500  # characters of a sentence that a client sends
 
 

@@ -10,7 +10,7 @@ A request that is not in REQUESTS is refused by the client. A row of the table s
     values     how many values the fields of a reply may have; they are counted before they are parsed
     planned    how often a run needs it; a client answers SPARE_REPEATS times as often, since servers are restarted
     purposes   the runs that it belongs to
-    secure     whether it belongs to a run with secure sums
+    sums       the runs that it belongs to by their sums (`secure_rule.py`)
     awaited    whether the server waits for the reply
 
 Messages of rounds are also compared with the algorithm's own pattern (`engines/reply_checks.py`).
@@ -33,8 +33,9 @@ from mooring.data.column_statistics import ColumnStatistics
 from mooring.data.column_types import CATEGORY
 from mooring.engines.reply_checks import MAX_REPORTED_ROWS
 from mooring.estimates.client_statistics import ClientStatistics
-from mooring.remote import client_requests, secure_client
+from mooring.remote import client_requests, fixed_sums, secure_client
 from mooring.remote.messages import MAX_VALUES, NONE_SUFFIX, Payload, commit_to_share, printable
+from mooring.remote.secure_rule import FIXED, PLAIN, RECOVERING
 from mooring.remote.transcript import is_statement
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
@@ -239,8 +240,6 @@ def check_masked(request: Payload, reply: Payload, client: str) -> None:
     masked = reply.tensors["masked"]
     if masked.dim() != 1 or masked.dtype != torch.int64:
         raise MalformedReplyError("it sends no masked vector")
-    if "parts" in request.fields and len(masked) != len(request.fields["parts"]):
-        raise MalformedReplyError("it sends losses of other parts than it was asked for")
 
 
 def check_own_statement(request: Payload, reply: Payload, client: str) -> None:
@@ -264,6 +263,16 @@ def check_sealed(request: Payload, reply: Payload, client: str) -> None:
         raise MalformedReplyError("it does not encrypt the common secret for each other client")
     if not all(isinstance(text, str) and SEALED.fullmatch(text) for text in sealed.values()):
         raise MalformedReplyError("it encrypts something else than the common secret")
+
+
+def check_fixed_statement(request: Payload, reply: Payload, client: str) -> None:
+    check_own_statement(request, reply, client)
+    statement = reply.fields["statement"]
+    for part in PARTS:
+        check_count(statement["sizes"][part], f"rows to {part}")
+    weight = statement["weight"]
+    if weight is not None and not (isinstance(weight, float) and 0 < weight <= MAX_REPORTED_ROWS):
+        raise MalformedReplyError(f"it states a weight of {str(weight)[:40]}")
 
 
 def check_part(request: Payload, reply: Payload, client: str) -> None:
@@ -350,7 +359,7 @@ class Request(NamedTuple):
     values: int = MAX_VALUES
     planned: Callable[[RunFile], int] | None = plan_once
     purposes: tuple[str, ...] = ("fit",)
-    secure: bool = True
+    sums: tuple[str, ...] = (PLAIN, FIXED, RECOVERING)
     awaited: bool = True
 
 
@@ -389,7 +398,7 @@ REQUESTS: dict[str, Request] = {
     ),
     "statistics": Request(
         client_requests.handle_statistics, "sums, gradients or fits that hyperparameters such as lam are resolved from",
-        "calls shapes?", "statistics", secure=False,
+        "calls shapes?", "statistics", sums=(PLAIN,),
     ),
     "begin": Request(
         client_requests.handle_begin, "nothing but that the algorithm can begin",
@@ -401,14 +410,14 @@ REQUESTS: dict[str, Request] = {
     ),
     "evaluate": Request(
         client_requests.handle_evaluate, "mean losses of its model", f"{MODEL} round parts", "losses",
-        check_evaluate, MAX_ROUND_VALUES, plan_rounds, secure=False,
+        check_evaluate, MAX_ROUND_VALUES, plan_rounds, sums=(PLAIN,),
     ),
     "models": Request(
-        client_requests.handle_model, "its personal model", f"{MODEL} round", "models", check_model, secure=False
+        client_requests.handle_model, "its personal model", f"{MODEL} round", "models", check_model, sums=(PLAIN,)
     ),
     "numbers": Request(
         client_requests.handle_number, "a number of its personal state", f"{MODEL} field", "models", check_number,
-        secure=False,
+        sums=(PLAIN,),
     ),
     "done": Request(
         client_requests.handle_done, "nothing but that the result was written", f"{MODEL} round row summary"
@@ -432,31 +441,45 @@ REQUESTS: dict[str, Request] = {
         None, "its rows, three losses to two digits and its recommendation, where its policy lets results leave",
         "", check=check_declared, values=MAX_ROUND_VALUES, purposes=("advise",),
     ),
+    "fixed_keys": Request(
+        fixed_sums.handle_keys, "a public key, its weight and its numbers of rows, signed", "",
+        check=check_fixed_statement, sums=(FIXED,),
+    ),
+    "fixed_cohort": Request(fixed_sums.handle_cohort, "nothing", "statements signatures", sums=(FIXED,)),
+    "fixed_update": Request(
+        fixed_sums.handle_update, "the message of a local update under masks", f"{MODEL} round hold", "updates",
+        check_masked, MAX_ROUND_VALUES, plan_rounds, sums=(FIXED,),
+    ),
+    "fixed_evaluate": Request(
+        fixed_sums.handle_evaluate, "its part of the mean losses under masks", f"{MODEL} round parts", "losses",
+        check_masked, MAX_ROUND_VALUES, plan_rounds, sums=(FIXED,),
+    ),
     "secure_keys": Request(
         secure_client.handle_keys, "a public key, its weight and its numbers of rows, signed", "session cohort",
-        check=check_statement,
+        check=check_statement, sums=(RECOVERING,),
     ),
-    "secure_peers": Request(secure_client.handle_peers, "nothing", "session statements"),
+    "secure_peers": Request(secure_client.handle_peers, "nothing", "session statements", sums=(RECOVERING,)),
     "secure_update": Request(
         secure_client.handle_masked_update, "the message of a local update under masks", f"{MODEL} round hold {SUM}",
-        "updates", check_masked, MAX_ROUND_VALUES, plan_rounds,
+        "updates", check_masked, MAX_ROUND_VALUES, plan_rounds, sums=(RECOVERING,),
     ),
     "secure_evaluate": Request(
         secure_client.handle_masked_losses, "its part of the mean loss under masks", f"{MODEL} round parts {SUM}",
-        "losses", check_masked, MAX_ROUND_VALUES, plan_rounds,
+        "losses", check_masked, MAX_ROUND_VALUES, plan_rounds, sums=(RECOVERING,),
     ),
     "secure_confirm": Request(
         secure_client.handle_confirm,
         "a signature under the list of clients of a sum, and encrypted shares of a key for its peers",
-        "session attempt survivors", check=check_confirmation, planned=plan_rounds,
+        "session attempt survivors", check=check_confirmation, planned=plan_rounds, sums=(RECOVERING,),
     ),
     "secure_unmask": Request(
         secure_client.handle_unmask, "seeds of masks, of a sum that was confirmed",
-        "session attempt survivors signatures", check=check_seeds, planned=plan_rounds,
+        "session attempt survivors signatures", check=check_seeds, planned=plan_rounds, sums=(RECOVERING,),
     ),
     "secure_recover": Request(
         secure_client.handle_recover, "shares of the keys of clients that confirmed a sum and went away",
         "session attempt survivors signatures shares commitments", check=check_shares, planned=plan_rounds,
+        sums=(RECOVERING,),
     ),
 }  # fmt: skip
 
@@ -466,9 +489,9 @@ def check_request(node: ClientNode, what: str) -> Request:
     request = REQUESTS.get(what)
     if request is None:
         raise RequestError(f"client '{node.name}' does not know the request {what!r}.")
-    if node.federation.secure and not request.secure:
-        raise RequestError(f"client '{node.name}' refuses {what!r}: with secure = true it sends secure sums only.")
-    if node.run.mooring.purpose not in request.purposes or (what.startswith("secure") and not node.federation.secure):
+    if node.federation.secure and request.sums == (PLAIN,):
+        raise RequestError(f"client '{node.name}' refuses {what!r}: in a secure run it sends secure sums only.")
+    if node.run.mooring.purpose not in request.purposes or node.sums_kind not in request.sums:
         raise RequestError(f"client '{node.name}' refuses {what!r}: it does not belong to its run.")
     return request
 

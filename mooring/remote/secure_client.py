@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +32,10 @@ from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.remote import secure_sums
 from mooring.remote.messages import Payload, commit_to_share
-from mooring.runs.atomic_files import json_bytes, make_synced_folder, read_json, write_json
+from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from mooring.remote.client_node import ClientNode
-    from mooring.remote.keys import Identity
 
 STATE = "secure.json"
 SCHEMA_REQUESTS = ("survey", "tally", "names", "spread")
@@ -106,14 +104,7 @@ def load_state(node: ClientNode) -> JsonObject:
 def save_state(node: ClientNode, known: JsonObject, *, durable: bool = True) -> None:
     """Replace the state; a power cut may cost a state that is not `durable`, and the attempt is then repeated."""
     make_synced_folder(node.folder)
-    if durable:
-        write_json(state_path(node), known)
-        return
-    fresh = state_path(node).with_suffix(".new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(json_bytes(known))
-    os.replace(fresh, state_path(node))
+    write_json(state_path(node), known, durable=durable)
 
 
 def delete_state(node: ClientNode) -> None:
@@ -121,17 +112,18 @@ def delete_state(node: ClientNode) -> None:
     state_path(node).unlink(missing_ok=True)
 
 
-def require_identity(node: ClientNode) -> Identity:
-    if node.identity is None:
+def check_keys(node: ClientNode) -> None:
+    """Refuse masks without enrolled keys, except in a trial on one machine: the server could take clients' places."""
+    if node.identity is None and not node.unsigned:
         raise RequestError(
-            f"client '{node.name}' needs its key and its peers' keys for secure = true: give --key and --peers."
+            f"client '{node.name}' needs its key and its peers' keys for secure sums: give --key and --peers."
         )
-    return node.identity
 
 
 def handle_keys(node: ClientNode, payload: Payload) -> Payload:
     """A fresh key for a session, signed together with this client's weight and numbers of rows."""
-    identity, fields = require_identity(node), payload.fields
+    fields = payload.fields
+    check_keys(node)
     session, cohort = str(fields["session"]), [str(name) for name in fields["cohort"]]
     check_cohort(node, cohort)
     known = load_state(node)
@@ -155,7 +147,7 @@ def handle_keys(node: ClientNode, payload: Payload) -> Payload:
             "private": private.private_bytes_raw().hex(),
             "signing": signing.private_bytes_raw().hex(),
             "statement": statement,
-            "signature": secure_sums.sign(identity.private, statement),
+            "signature": "" if node.identity is None else secure_sums.sign(node.identity.private, statement),
             "peers": None,
             "attempt": None,
         }
@@ -167,17 +159,17 @@ def handle_keys(node: ClientNode, payload: Payload) -> Payload:
 
 
 def check_cohort(node: ClientNode, cohort: list[str]) -> None:
-    identity = require_identity(node)
+    peers = None if node.identity is None else node.identity.peers
     if len(set(cohort)) < secure_sums.MIN_COHORT:
         raise RequestError(
             f"client '{node.name}' takes part in secure sums of {secure_sums.MIN_COHORT} clients or more, not of "
             f"{len(set(cohort))}."
         )
-    unknown = [name for name in cohort if name != node.name and name not in identity.peers]
+    unknown = [name for name in cohort if peers is not None and name != node.name and name not in peers]
     if unknown:
         raise RequestError(
             f"client '{node.name}' does not know the key of '{unknown[0]}'; its list of peers has "
-            f"{len(identity.peers)} names."
+            f"{len(peers or ())} names."
         )
     if node.name not in cohort:
         raise RequestError(f"client '{node.name}' is not in the cohort that it is asked to join.")
@@ -198,7 +190,8 @@ def own_weight(node: ClientNode) -> float:
 
 def handle_peers(node: ClientNode, payload: Payload) -> Payload:
     """Check what all others signed, and store it for the session."""
-    identity, known = require_identity(node), load_state(node)
+    check_keys(node)
+    identity, known = node.identity, load_state(node)
     current = find_session(node, known, payload)
     cohort = current["statement"]["cohort"]
     statements = payload.fields["statements"]
@@ -207,12 +200,13 @@ def handle_peers(node: ClientNode, payload: Payload) -> Payload:
     peers = {}
     for name in cohort:
         statement, signature = statements[name]["statement"], statements[name]["signature"]
-        public = identity.own if name == node.name else identity.peers[name]
         expected = {"protocol": secure_sums.PROTOCOL_NAME, "run": node.digest, "session": current["id"], "name": name}
         expected |= {"cohort": cohort}
         if any(statement.get(key) != value for key, value in expected.items()):
             raise RequestError(f"client '{node.name}' is shown a statement of '{name}' for another session.")
-        if not secure_sums.is_signed(public, statement, signature):
+        if identity is not None and not secure_sums.is_signed(
+            identity.own if name == node.name else identity.peers[name], statement, signature
+        ):
             raise RequestError(f"client '{node.name}' is shown a statement of '{name}' that '{name}' did not sign.")
         if not (float(statement["weight"]) > 0 and all(int(statement["sizes"][part]) >= 0 for part in PARTS)):
             raise RequestError(f"client '{name}' states no weight.")
@@ -250,13 +244,18 @@ def handle_masked_update(node: ClientNode, payload: Payload) -> Payload:
     reply = run_local_update(node, payload)
     share, limit = float(fields["p"]), float(node.federation.secure_range)
     vector = secure_sums.flatten_message(reply.tensors) * share
-    if vector.size and not np.abs(vector).max() <= limit:
-        raise RequestError(
-            f"client '{node.name}' would send {np.abs(vector).max():.3g}, and secure_range is {limit:g}; raise it."
-        )
+    check_range(node, vector)
     masked = mask_once(node, known, payload, lambda cohort: secure_sums.quantize(vector, limit, cohort))
     work = {name: reply.fields["meter"][name] for name in ("samples", "gradients")}
     return Payload({"meter": work}, {"masked": masked})
+
+
+def check_range(node: ClientNode, vector: np.ndarray) -> None:
+    """Refuse a part that is out of range; the server does not learn by how much."""
+    limit = float(node.federation.secure_range)
+    if vector.size and not (largest := np.abs(vector).max()) <= limit:
+        node.report(f"its message has an entry of {largest:.3g}, and secure_range is {limit:g}")
+        raise RequestError(f"client '{node.name}' would send a larger number, and secure_range is {limit:g}; raise it.")
 
 
 def handle_masked_losses(node: ClientNode, payload: Payload) -> Payload:
@@ -277,8 +276,7 @@ def handle_masked_losses(node: ClientNode, payload: Payload) -> Payload:
     for part, loss in zip(parts, losses):
         rows = {name: int(about["sizes"][part]) for name, about in current["peers"].items()}
         own_rows, total = rows[node.name], sum(rows.values())
-        usable = loss if np.isfinite(loss) else secure_sums.LOSS_RANGE
-        values.append(0.0 if not own_rows else own_rows / total * min(max(usable, 0.0), secure_sums.LOSS_RANGE))
+        values.append(0.0 if not own_rows else own_rows / total * secure_sums.bounded_loss(loss))
     used.setdefault(digest, None)
     masked = mask_once(
         node, known, payload, lambda cohort: secure_sums.quantize(np.array(values), secure_sums.LOSS_RANGE, cohort)
@@ -328,6 +326,10 @@ def mask_once(
         attempt = {"number": number, "digest": digest, "cohort": cohort, "name": name, "survivors": None}
         attempt["model"] = secure_sums.request_digest({}, payload.tensors) if "parts" not in fields else digest
         attempt["seed"] = secrets.token_bytes(32).hex()
+        history = node.history(fields)
+        attempt["common"] = secure_sums.common_digest(
+            fields, payload.tensors, cohort, history.hyperparameters, history.w0
+        )
         current["attempt"] = attempt
         save_state(node, known, durable=False)
     elif (attempt["number"], attempt["digest"], attempt["cohort"]) != (number, digest, cohort):
@@ -343,6 +345,7 @@ def shared_seed(node: ClientNode, current: JsonObject, other: str) -> bytes:
         bytes.fromhex(current["peers"][other]["public"]),
         current["id"],
         current["attempt"]["number"],
+        current["attempt"]["common"],
         node.name,
         other,
     )

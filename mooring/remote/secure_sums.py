@@ -13,8 +13,10 @@
               does not fit the commitment is named, and so is a client whose committed shares give no key
     sum       sum_U y_i - sum_U G(b_i) - (the masks shared with clients outside U) = sum_U q(p_i x_i)
 
-k_ij = HKDF(X25519 secret of i and j, session, attempt) and b_i are 32 random bytes; G is the ChaCha20 key stream. A
-client reveals one sum for each round, whatever the server asks. q rounds to steps of range / 2^BITS.
+k_ij = HKDF(X25519 secret of i and j, session, attempt, digest of the request) and b_i are 32 random bytes; G is the
+ChaCha20 key stream. The digest covers the model: where the server sends clients different ones, the masks that they
+share do not cancel. A client reveals one sum for each round, whatever the server asks. q rounds to steps of range /
+2^BITS.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. Practical secure aggregation for
 privacy-preserving machine learning. CCS 2017 (the protocol for active servers). Departs: what is shared is not the
@@ -28,6 +30,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,24 +47,25 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from mooring.core.errors import RequestError, WorkError
+from mooring.core.errors import WorkError
 from mooring.core.types import JsonObject, NamedValues
 from mooring.remote.messages import (
     SECURE_CONFIRM,
+    SECURE_EVALUATE,
     SECURE_KEYS,
     SECURE_PEERS,
     SECURE_RECOVER,
     SECURE_UNMASK,
+    SECURE_UPDATE,
     ClientFailedError,
     Payload,
 )
-from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 
 if TYPE_CHECKING:
     from mooring.remote.messenger import Messenger
 
-PROTOCOL_NAME = "mooring secure sum 3"
+PROTOCOL_NAME = "mooring secure sum 4"
 MIN_COHORT = 3  # with two, each learns the other's vector from the sum
 MAX_BITS = 52  # of a rounded entry: float64 holds no more
 SHARE_PRIME = 2**256 + 297  # the smallest prime above 2^256, so that a key of 32 bytes is an element of its field
@@ -148,9 +152,12 @@ def key_stream(seed: bytes, size: int) -> np.ndarray:
     return np.frombuffer(encryptor.update(bytes(8 * size)), dtype="<u8").astype(np.uint64)
 
 
-def pair_seed(private: bytes, public: bytes, session: str, attempt: int, first: str, second: str) -> bytes:
-    """Return the 32 bytes that two clients share in one attempt; those of other attempts do not follow from them."""
-    return _derive(private, public, session, {"pair": sorted((first, second)), "attempt": attempt})
+def pair_seed(
+    private: bytes, public: bytes, session: str, attempt: int, request: str, first: str, second: str
+) -> bytes:
+    """Return the 32 bytes that two clients share in one attempt, where both were sent the same request; those of other
+    attempts and requests do not follow from them."""
+    return _derive(private, public, session, {"pair": sorted((first, second)), "attempt": attempt, "request": request})
 
 
 def share_key(private: bytes, public: bytes, session: str, attempt: int, sender: str, receiver: str) -> bytes:
@@ -235,11 +242,29 @@ def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]
 def request_digest(fields: NamedValues, tensors: Mapping[str, Tensor]) -> str:
     """What decides a client's vector: the same digest gives the same vector."""
     known = {name: fields.get(name) for name in ("label", "round", "base", "parts", "p", "index")}
-    digest = hashlib.sha256(canonical_bytes(known))
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].detach().contiguous().numpy().tobytes())
+    return digest_tensors(known, tensors)
+
+
+def digest_tensors(about: object, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(canonical_bytes(about))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def common_digest(
+    fields: NamedValues, tensors: Mapping[str, Tensor], cohort: list[str], start: NamedValues, w0: Tensor
+) -> str:
+    """Return a digest of what all clients of a sum must have been sent alike: another model for one of them changes the
+    masks that it shares with the others."""
+    known = {name: fields.get(name) for name in ("label", "round", "parts")}
+    return digest_tensors([known, cohort, start], {**tensors, "w0": w0})
+
+
+def bounded_loss(loss: float) -> float:
+    """Return a loss as it is added up: a client's divergence looks like that of all clients."""
+    return min(max(loss, 0.0), LOSS_RANGE) if math.isfinite(loss) else LOSS_RANGE
 
 
 def flatten_message(tensors: Mapping[str, Tensor]) -> np.ndarray:
@@ -271,6 +296,8 @@ class SecureSum(NamedTuple):
 class SecureAggregator:
     """Sums over the clients of one federation; `open` agrees on keys, once for each start of the server."""
 
+    update, evaluate = SECURE_UPDATE, SECURE_EVALUATE
+
     def __init__(self, messenger: Messenger, names: tuple[str, ...], options: FederationSection):
         self.messenger, self.names, self.options = messenger, names, options
         self.session, self.number = "", 0
@@ -291,13 +318,14 @@ class SecureAggregator:
         self.messenger.ask_all(SECURE_PEERS, dict.fromkeys(self.names, message))
         self.session = session
 
-    def ask(self, what: str, requests: Mapping[str, Payload], range_: float, title: str) -> SecureSum:
-        """The sum of what these clients answer; attempts that too few clients finish are repeated."""
+    def ask(self, what: str, requests: Mapping[str, Payload], range_: float, size: int, title: str) -> SecureSum:
+        """The sum of what these clients answer, `size` numbers each; attempts that too few clients finish are
+        repeated."""
         self.open()
         deadline = self.options.deadline
         why = "too few clients answered"
         for _ in range(MAX_ATTEMPTS):
-            outcome = self._attempt(what, requests, range_, deadline, title)
+            outcome = self._attempt(what, requests, range_, size, deadline, title)
             if not isinstance(outcome, str):
                 return outcome
             why = outcome or why
@@ -305,7 +333,7 @@ class SecureAggregator:
         raise WorkError(f"{title}: no secure sum after {MAX_ATTEMPTS} attempts: {why}")
 
     def _attempt(
-        self, what: str, requests: Mapping[str, Payload], range_: float, deadline: float, title: str
+        self, what: str, requests: Mapping[str, Payload], range_: float, size: int, deadline: float, title: str
     ) -> SecureSum | str:
         self.number += 1
         cohort = sorted(requests)
@@ -316,17 +344,21 @@ class SecureAggregator:
             for name, payload in requests.items()
         }
         answered = self.messenger.ask(what, messages, deadline=deadline, quorum=enough)
-        if len(answered.replies) < enough:
+        masked = {name: masked_vector(name, reply) for name, reply in answered.replies.items()}
+        for name, vector in sorted(masked.items()):
+            if len(vector) != size:
+                why = f"client '{name}' sent {len(vector)} numbers under masks, where {size} are right"
+                self.messenger.dismiss(name, why)
+                del masked[name]
+        if len(masked) < enough:
             return next(iter(answered.missing.values()), "")
-        survivors, confirmed = self._confirm(about, sorted(answered.replies), enough, deadline)
+        survivors, confirmed = self._confirm(about, sorted(masked), enough, deadline)
         if unsigned := [name for name in survivors if name not in confirmed]:
             return f"client '{unsigned[0]}' did not confirm the clients of the sum"
         signatures = {name: str(reply.fields["signature"]) for name, reply in confirmed.items()}
         about |= {"survivors": survivors, "signatures": signatures}
         revealed = self._unmask(about, survivors, confirmed, title)
-        masked = {name: masked_vector(name, answered.replies[name]) for name in survivors}
-        if len({len(vector) for vector in masked.values()}) > 1:
-            return "the clients' vectors differ in length"
+        masked = {name: masked[name] for name in survivors}
         seeds = {name: parse_seed(name, answer.get("seed")) for name, answer in revealed.items()}
         outside = [name for name in cohort if name not in survivors]
         pairs = {
@@ -429,20 +461,3 @@ def parse_seed(name: str, value: object) -> bytes:
     if len(seed) != 32:
         raise ClientFailedError(name, f"client '{name}' does not reveal the seed of a mask that it confirmed.")
     return seed
-
-
-def check_secure_run(run: RunFile, options: FederationSection) -> None:
-    """Refuse what secure sums rule out: all that needs single messages."""
-    from mooring.core.aggregation import MEAN
-
-    training = run.training
-    ruled_out = [f"average = {training.average!r}"] if training.average != MEAN else []
-    ruled_out += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
-    ruled_out += ["share_models = true"] * options.share_models + ["compress"] * (options.compress is not None)
-    if options.secure and ruled_out:
-        raise RequestError(f"secure = true hides single messages and models; leave out {ruled_out[0]}.")
-    count = options.clients if isinstance(options.clients, int) else len(options.clients or ())
-    if options.secure and count < MIN_COHORT:
-        raise RequestError(
-            f"secure = true needs 3 clients or more, and {count} take part: two see each other's message."
-        )

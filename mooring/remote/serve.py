@@ -27,6 +27,7 @@ from mooring.engines.request import read_federation_request
 from mooring.remote import keys
 from mooring.remote.disclosure import AUDIT_FILE, append_record
 from mooring.remote.join import DEFAULT_PORT, PARENT_VARIABLE, is_loopback
+from mooring.remote.secure_rule import decide_secure
 from mooring.remote.server_run import PARTICIPATION_FILE, run_federation
 from mooring.runs.atomic_files import make_synced_folder
 from mooring.runs.runfile import RunFile
@@ -111,7 +112,7 @@ def _read_queue(
         raise RequestError("several run files need different names: their run directories are named after them.")
     queue = []
     for file in files:
-        run = read_federation_request(file, trust)
+        run = decide_secure(read_federation_request(file, trust))
         check_purpose(run, leads)
         if clients is not None:
             run = set_client_count(run, clients)
@@ -197,9 +198,6 @@ def run_local_federation(
     out = Path(out).resolve()
     own_folder = server_folder(out)
     make_synced_folder(own_folder / "clients")
-    run = read_federation_request(path, trust)
-    if run.federation is not None and run.federation.secure and insecure:
-        raise RequestError("secure = true needs the clients' keys; leave out --insecure.")
     key_folder = None
     if not insecure:
         key_folder = own_folder / "keys"

@@ -34,6 +34,7 @@ from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.engines.reply_checks import check_sizes
 from mooring.remote.client_node import run_digest
 from mooring.remote.exchange import RemoteExchange
+from mooring.remote.fixed_sums import FixedSums
 from mooring.remote.messages import ClientFailedError, Payload
 from mooring.remote.messenger import (
     MIN_CLIENTS,
@@ -41,7 +42,18 @@ from mooring.remote.messenger import (
     ignore_event,
     ignore_message,
 )
-from mooring.remote.secure_sums import check_secure_run
+from mooring.remote.secure_rule import (
+    FIXED,
+    MAX_ROWS_OVER_MEDIAN,
+    PLAIN,
+    bound_rows,
+    bound_weight,
+    check_secure_run,
+    decide_secure,
+    explain_visibility,
+    sums_of,
+)
+from mooring.remote.secure_sums import SecureAggregator
 from mooring.remote.transport import Transport
 from mooring.runs.atomic_files import directory_lock, write_json
 from mooring.runs.directory import RunDirectory, open_run
@@ -51,7 +63,6 @@ from mooring.runs.sections import FederationSection
 PARTICIPATION_FILE = "federation.json"  # how often each client was missed, and which were left out
 CLIENTS_TITLE = "the clients"
 MALFORMED_ERRORS = (ArithmeticError, KeyError, IndexError, TypeError, ValueError)  # that malformed statistics lead to
-MAX_ROWS_OVER_MEDIAN = 100  # rows that a client counts with at most, in medians, where max_rows is not set
 REPORTED_SHARE = 0.5  # of the weight, above which a client is named
 MAX_DISTINCT_OF_CATEGORY = 10  # different numbers at one client, above which a column is not a category
 T = TypeVar("T")
@@ -76,13 +87,15 @@ def prepare_federation(
     record: Callable[..., None] = ignore_event,
 ) -> PreparedFederation:
     """Wait for the clients and agree on a schema, or read it from the run directory `out`; `refuse` checks the run."""
-    directory = open_run(out) if Path(out).exists() else None
+    run, directory = decide_secure(run), open_run(out) if Path(out).exists() else None
     if directory is not None:
         run = check_same_run(directory, run)
     options = run.federation or FederationSection()
     if options.clients is None:
         raise RequestError("how many clients take part? Set [federation] clients = 8, or list their names.")
     refuse(run, options)
+    if sentence := explain_visibility(run):
+        report(sentence)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     messenger = Messenger(
@@ -156,7 +169,14 @@ def make_exchange(messenger: Messenger, job: Job, options: FederationSection, *,
     sizes = {part: getattr(clients, part).size for part in PARTS}
     roster = ClientRoster(clients.names, clients.keys, clients.weights(job.run.training.weights), sizes)
     row = (clients.train.x[:1], clients.train.y[:1])
-    return RemoteExchange(messenger, roster, job.task, options, row, fresh=fresh)
+    kind, sums = sums_of(job.run), None
+    if kind != PLAIN:
+        sums = (
+            FixedSums(messenger, roster, clients, job.run)
+            if kind == FIXED
+            else SecureAggregator(messenger, roster.names, options)
+        )
+    return RemoteExchange(messenger, roster, job.task, options, row, fresh=fresh, sums=sums)
 
 
 def check_run_allowed(run: RunFile, options: FederationSection) -> None:
@@ -376,7 +396,7 @@ def cap_reported_rows(
     median; a client that reports more is named."""
     sizes = {name: {part: int(replies[name].fields["sizes"][part]) for part in PARTS} for name in names}
     median = statistics.median(about["train"] for about in sizes.values())
-    bound = max_rows or max(int(MAX_ROWS_OVER_MEDIAN * median), 1)
+    bound = bound_rows((about["train"] for about in sizes.values()), max_rows)
     for name, about in sizes.items():
         for part in PARTS:
             if about[part] > bound:
@@ -391,11 +411,11 @@ def cap_reported_rows(
 def bound_weights(messenger: Messenger, own: dict[str, float]) -> dict[str, float]:
     """Return the weights that clients report, bounded in the same way."""
     known = [weight for weight in own.values() if not math.isnan(weight)]
-    bound = MAX_ROWS_OVER_MEDIAN * statistics.median(known) if known else math.inf
+    out = {name: weight if math.isnan(weight) else bound_weight(weight, known) for name, weight in own.items()}
     for name, weight in own.items():
-        if weight > bound:
-            messenger.report(f"client '{name}' reports a weight of {weight:g}; it counts with {bound:g}")
-    return {name: min(weight, bound) if not math.isnan(weight) else weight for name, weight in own.items()}
+        if weight > out[name]:
+            messenger.report(f"client '{name}' reports a weight of {weight:g}; it counts with {out[name]:g}")
+    return out
 
 
 def report_large_shares(messenger: Messenger, clients: Clients, run: RunFile) -> None:

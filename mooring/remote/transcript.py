@@ -43,6 +43,7 @@ from mooring.remote.messages import printable
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 
 PROTOCOL = "mooring masked sums 1"
+WEIGHT_KEYS = {"sizes", "weight"}  # of statements of fits
 MIN_CLIENTS = 3  # with two, each learns the other's part from the total
 NONCE_BYTES, SECRET_BYTES, KEY_BYTES = 12, 32, 32
 TAG_WORDS, WORD_BITS = 4, 32  # of a tag: their sums over clients stay below 2^64
@@ -82,10 +83,11 @@ def make_statement(run: str, plan: str, name: str, columns: Sequence[str], publi
 
 def is_statement(value: object) -> bool:
     """Return whether a value has the form of a statement."""
-    if not isinstance(value, dict) or set(value) != {"protocol", "run", "plan", "name", "columns", "public"}:
+    keys = {"protocol", "run", "plan", "name", "columns", "public"}
+    if not isinstance(value, dict) or set(value) not in (keys, keys | WEIGHT_KEYS):
         return False
     columns = value["columns"]
-    texts = [text for key, text in value.items() if key != "columns"]
+    texts = [text for key, text in value.items() if key in keys - {"columns"}]
     if not isinstance(columns, list) or not all(isinstance(text, str) for text in [*texts, *columns]):
         return False
     return PUBLIC_KEY.fullmatch(value["public"]) is not None
@@ -105,6 +107,8 @@ def check_cohort(statements: Sequence[JsonObject], own: JsonObject, min_clients:
             f"the cohort has {len(names)} clients, and at least {max(min_clients, MIN_CLIENTS)} must be in it."
         )
     for statement in statements:
+        if set(statement) != set(own):
+            raise RequestError(f"client '{statement['name']}' has signed another kind of statement.")
         for what in ("protocol", "run", "plan"):
             if statement[what] != own[what]:
                 raise RequestError(f"client '{statement['name']}' takes part with another {what} than this client.")
@@ -143,8 +147,10 @@ class Transcript:
 
 def key_stream(key: bytes, size: int) -> np.ndarray:
     """Return [size] uint64."""
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(8 * size))
-    return np.frombuffer(stream, dtype="<u8")
+    stream = np.zeros(size, dtype="<u8")  # encrypted in place: vectors may be long
+    buffer = stream.view(np.uint8).data
+    Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update_into(buffer, buffer)
+    return stream
 
 
 def derive(secret: bytes, purpose: bytes) -> bytes:
@@ -175,7 +181,7 @@ def mask(values: np.ndarray, name: str, secrets_by_peer: Mapping[str, bytes], di
     out = values.astype(np.uint64)
     for peer, secret in secrets_by_peer.items():
         stream = key_stream(derive_for_pair(secret, "mask", name, peer, digest), len(out))
-        out = out + stream if peer > name else out - stream
+        (np.add if peer > name else np.subtract)(out, stream, out=out)
     return out
 
 

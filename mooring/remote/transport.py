@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 
 class Node(NamedTuple):
     """A client's process that is connected."""
@@ -23,6 +25,10 @@ class Node(NamedTuple):
 
 class Transport(Protocol):
     revoked: frozenset[str]  # names of clients whose keys were revoked while the server runs
+
+    @property
+    def public_keys(self) -> Mapping[str, ec.EllipticCurvePublicKey]:
+        """The enrolled keys by client, where the transport knows them."""
 
     def nodes(self) -> Iterable[Node]:
         """Return the nodes that are connected."""

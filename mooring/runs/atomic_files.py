@@ -56,16 +56,17 @@ class Stream(NamedTuple):
     parts: Iterable[memoryview]  # the content after the head
 
 
-def write_atomically(path: str | Path, data: bytes | Stream) -> None:
-    """Write `data` to `path`; after any interruption the old or the new file is there, complete."""
+def write_atomically(path: str | Path, data: bytes | Stream, *, durable: bool = True) -> None:
+    """Write `data` to `path`; after any interruption the old or the new file is there, complete. A file that is not
+    `durable` may be lost or damaged by a power failure."""
     path = Path(path)
     try:
-        replace_file(path, data)
+        replace_file(path, data, durable=durable)
     except OSError as error:
         raise write_error(path, error) from error
 
 
-def replace_file(path: Path, data: bytes | Stream) -> None:
+def replace_file(path: Path, data: bytes | Stream, *, durable: bool = True) -> None:
     """Write a file as `write_atomically` does, but raise OSError, for callers with their own error messages.
 
     Temporary files that killed processes left in the same folder are removed."""
@@ -78,12 +79,14 @@ def replace_file(path: Path, data: bytes | Stream) -> None:
                 _write_sealed(handle, data)
             else:
                 _write(handle, data)
-            os.fsync(handle)
+            if durable:
+                os.fsync(handle)
             os.rename(temp, path)
         finally:
             os.close(handle)
         temp = None
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     finally:
         if temp is not None:
             with suppress(OSError):
@@ -310,8 +313,8 @@ def json_bytes(value: JsonObject) -> bytes:
     )
 
 
-def write_json(path: str | Path, value: JsonObject) -> None:
-    write_atomically(path, json_bytes(value))
+def write_json(path: str | Path, value: JsonObject, *, durable: bool = True) -> None:
+    write_atomically(path, json_bytes(value), durable=durable)
 
 
 def read_json(path: str | Path) -> JsonObject:

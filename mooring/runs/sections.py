@@ -388,7 +388,10 @@ class FederationSection(Section):
     )
     wait: float = plain_field("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
     share_models: bool = plain_field("true (clients send their personal models) or false", False)
-    secure: bool = plain_field("true (the server learns sums of messages only) or false", False)
+    secure: bool | None = plain_field(
+        "true (the server learns sums of messages only) or false (it sees each message); unset, true where it can be",
+        None,
+    )
     max_rows: int | None = plain_field(
         "a whole number >= 1 of training rows that a client counts with at most", None, ge=1
     )

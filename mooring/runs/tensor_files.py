@@ -72,8 +72,10 @@ def _parts(tensors: Iterator[StoredTensor]) -> Iterator[memoryview]:
             yield tensor_bytes(part.detach().cpu().contiguous())
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, StoredTensor], meta: JsonObject) -> None:
-    write_atomically(path, tensor_file(tensors, meta))
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, StoredTensor], meta: JsonObject, *, durable: bool = True
+) -> None:
+    write_atomically(path, tensor_file(tensors, meta), durable=durable)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], JsonObject]:

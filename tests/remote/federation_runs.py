@@ -41,7 +41,7 @@ def write_clients(folder, binary=False, clients=4):
 
 def make_run(folder, name="fedprox_personal", fields=None, federation=None, **more):
     asked = request(str(folder), purpose="fit", algorithm=name, settings=fields, **HOW | more)
-    known = {"clients": len(list(folder.iterdir())), "share_models": not find(name).keeps_models}
+    known = {"clients": len(list(folder.iterdir())), "share_models": not find(name).keeps_models, "secure": False}
     return asked.model_copy(update={"federation": FederationSection(**known | (federation or {}))})
 
 

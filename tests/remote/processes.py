@@ -28,7 +28,7 @@ FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 LONG = 400.0  # seconds that anything may take on a busy machine
 
 
-def run_file(tmp_path, name="fedavg", rounds=3, clients=2, more="", settings="", training=""):
+def run_file(tmp_path, name="fedavg", rounds=3, clients=2, more="secure = false", settings="", training=""):
     """A run file and the folder of its clients' tables."""
     folder = write_clients(tmp_path / "clients", clients=clients)
     text = f"""

@@ -1,15 +1,15 @@
-"""Federations with secure sums for tests: identities, clients, and a grid that records what the server receives."""
+"""Federations with secure sums for tests: identities, clients, and a transport that records what arrives."""
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from mooring.remote.client_node import ClientNode
 from mooring.remote.keys import Identity
 from mooring.remote.memory import MemoryTransport
+from mooring.remote.messages import unpack
 
 ROUNDS = 4
-
-
 SECURE = {"secure": True, "share_models": False, "secure_range": 4.0}
+RECOVERING = SECURE | {"quorum": 0.7}  # clients may be missing: sums are unmasked by those that stay
 
 
 def identities(names):
@@ -18,24 +18,24 @@ def identities(names):
     return {name: Identity(key, public) for name, key in keys.items()}
 
 
-def make_secure_clients(run, folder, state, known=None):
+def make_secure_clients(run, folder, state, known=None, kind=ClientNode, **more):
     files = sorted(folder.iterdir())
     known = known or identities([file.stem for file in files])
-    return [ClientNode(run, file, state / file.stem, identity=known[file.stem]) for file in files]
+    return [kind(run, file, state / file.stem, identity=known[file.stem], **more) for file in files]
 
 
-class WatchedGrid(MemoryTransport):
-    """A grid that keeps what it hands to the server."""
+class WatchedTransport(MemoryTransport):
+    """A transport that keeps what it hands to the server."""
 
-    def __init__(self, homes):
-        super().__init__(homes)
+    def __init__(self, clients):
+        super().__init__(clients)
         self.seen = []
 
     def pull(self, numbers):
         found = super().pull(numbers)
-        self.seen += found.values()
+        self.seen += [unpack(content, 10**9) for content in found.values()]
         return found
 
 
-def stage_of(message):
-    return str(message.fields.get("what"))
+def stage_of(request):
+    return str(request.fields.get("what"))

@@ -70,5 +70,5 @@ def test_a_federation_with_compressed_updates_ends_near_the_simulators_model(kin
 def test_compression_does_not_go_with_secure_sums(table, tmp_path, clock):
     federation = {"secure": True, "share_models": False, "compress": "int8"}
     run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=federation)
-    with pytest.raises(RequestError, match="leave out compress"):
+    with pytest.raises(RequestError, match="compress needs them"):
         run_federation(run, MemoryTransport([]), tmp_path / "run")

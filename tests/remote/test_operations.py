@@ -19,6 +19,7 @@ from mooring.remote.join import join
 from mooring.remote.memory import MemoryTransport
 from mooring.remote.messages import Payload
 from mooring.remote.requests import REQUESTS
+from mooring.remote.secure_rule import PLAIN
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import make_clients, make_run
 from tests.remote.machines import DELAY_SECONDS, SlowLine, why_no_namespaces
@@ -47,7 +48,7 @@ def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):
     for policy, match in (
         (Policy(purposes=["advise"]), "allows runs to advise, not to fit"),
         (Policy(algorithms=["ditto"]), "allows ditto, not fedavg"),
-        (Policy(require_secure=True), "asks for secure = true"),
+        (Policy(require_secure=True), "requires secure sums, and the server sees the single messages"),
         (Policy(min_clients=9), "asks for 9 clients, and the run has 4"),
         (Policy(max_rounds=4), "allows 4 rounds, not 5"),
         (Policy(quantities=["schema"]), "does not let models leave"),
@@ -61,7 +62,7 @@ def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):
     Policy(max_epsilon=9.0, algorithms=["fedavg"], purposes=["fit"]).check_run(private)
     file = sorted(table.iterdir())[0]
     client = ClientNode(run, file, tmp_path / "state", policy=Policy(quantities=["schema", "updates"], min_clients=3))
-    known = {what: row for what, row in REQUESTS.items() if "fit" in row.purposes and not what.startswith("secure")}
+    known = {what: row for what, row in REQUESTS.items() if "fit" in row.purposes and PLAIN in row.sums}
     for what in (what for what, row in known.items() if row.quantity in ("statistics", "losses", "models")):
         reply = client.answer(what, Payload({"run": client.digest}))
         assert "its policy does not allow it" in reply.fields["refused"], what
@@ -163,7 +164,7 @@ def test_joining_a_secure_run_needs_keys_and_peers(table, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[data]\nsource = "x"\ntarget = "y"\n[algorithm]\nname = "fedavg"\n[federation]\nsecure = true\n')
     with pytest.raises(RequestError, match="give --key and --peers"):
-        join(path, sorted(table.iterdir())[0], tmp_path / "state", insecure=True, report=print)
+        join(path, sorted(table.iterdir())[0], tmp_path / "state", ca=path, key=path, report=print)
 
 
 @pytest.mark.processes
@@ -189,7 +190,7 @@ def test_a_secure_federation_of_processes(tmp_path):
         "fedavg",
         rounds=3,
         clients=3,
-        more="secure = true",
+        more="",
         settings="eta = 0.05",
         training="checkpoint = 'last'",
     )
@@ -203,7 +204,7 @@ def test_a_secure_federation_of_processes(tmp_path):
     place = serve.server_folder(out)
     lines = [json.loads(line) for line in (place / "audit.jsonl").read_text().splitlines()]
     assert {"joined", "asked"} <= {line["event"] for line in lines}
-    assert any(line.get("request") == "secure_update" and len(line["clients"]) == 3 for line in lines)
+    assert any(line.get("request") == "fixed_update" and len(line["clients"]) == 3 for line in lines)
     assert not any(line.get("request") in ("local_update", "evaluate") for line in lines)
     for name in ("audit.jsonl", "metrics.token"):
         assert stat.S_IMODE((place / name).stat().st_mode) & 0o077 == 0, name

@@ -8,17 +8,17 @@ import torch
 from mooring.core.errors import RequestError, WorkError
 from mooring.remote import messages, secure_client, server_run
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, unpack
+from mooring.remote.messages import Payload
 from mooring.remote.server_run import run_federation
 from tests.remote.federation_runs import Killed, make_run
-from tests.remote.secure_runs import ROUNDS, SECURE, WatchedGrid, make_secure_clients
+from tests.remote.secure_runs import RECOVERING, ROUNDS, WatchedTransport, make_secure_clients
 
 
 class ActiveServer:
     """A server that follows the protocol up to the first round, and then asks its clients whatever it likes."""
 
     def __init__(self, table, tmp_path, clock):
-        self.run = make_run(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=SECURE)
+        self.run = make_run(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=RECOVERING)
         self.homes = make_secure_clients(self.run, table, tmp_path / "state")
         grid, self.requests = MemoryTransport(self.homes), {}
 
@@ -204,14 +204,14 @@ def test_a_schema_cannot_ask_for_values(server):
 
 def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monkeypatch):
     """A server that leaves the protocol out gets no message."""
-    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE)
-    grid = WatchedGrid(make_secure_clients(run, table, tmp_path / "state"))
+    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=RECOVERING)
+    grid = WatchedTransport(make_secure_clients(run, table, tmp_path / "state"))
     plain = run.model_copy(update={"federation": run.federation.model_copy(update={"secure": False})})
     digest = server_run.run_digest
     monkeypatch.setattr(server_run, "run_digest", lambda _: digest(run))
     with pytest.raises((WorkError, RequestError)):
         run_federation(plain, grid, tmp_path / "run")
-    assert not any("message" in unpack(content).tensors for content in grid.seen)
+    assert not any("message" in content.tensors for content in grid.seen)
 
 
 def test_shares_are_revealed_for_a_confirmed_sum_only(server):

@@ -15,19 +15,19 @@ from mooring.engines.fit import fit
 from mooring.remote import messages, secure_client, secure_sums
 from mooring.remote.client_node import ClientNode
 from mooring.remote.memory import MemoryTransport
-from mooring.remote.messages import Payload, unpack
+from mooring.remote.messages import Payload
 from mooring.remote.requests import REQUESTS
 from mooring.remote.server_run import run_federation
 from mooring.runs.atomic_files import read_json
 from tests.remote.federation_runs import HOW, Killed, answer_with, make_run, write_clients
-from tests.remote.secure_runs import ROUNDS, SECURE, WatchedGrid, identities, make_secure_clients, stage_of
+from tests.remote.secure_runs import RECOVERING, ROUNDS, WatchedTransport, identities, make_secure_clients, stage_of
 
 
 def masked_numbers(grid):
     """What the server saw of single clients, as shares of the modulus."""
     seen = []
     for content in grid.seen:
-        masked = unpack(content).tensors.get("masked")
+        masked = content.tensors.get("masked")
         if masked is not None and len(masked) > 3:  # a message, not losses
             seen += (masked.numpy().view(np.uint64) / 2.0**64).tolist()
     return np.array(seen)
@@ -38,16 +38,16 @@ def is_noise(numbers):
 
 
 def run_secure(table, tmp_path, name="fedavg", fate=None, **more):
-    run = make_run(table, name, rounds=ROUNDS, checkpoint="last", federation=SECURE | more)
-    grid = WatchedGrid(make_secure_clients(run, table, tmp_path / "state"))
+    run = make_run(table, name, rounds=ROUNDS, checkpoint="last", federation=RECOVERING | more)
+    grid = WatchedTransport(make_secure_clients(run, table, tmp_path / "state"))
     grid.fate = fate or grid.fate
     return run_federation(run, grid, tmp_path / "run"), grid
 
 
 def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_path, clock):
     eta = 0.05
-    run = make_run(table, "fedavg", {"eta": eta}, rounds=ROUNDS, checkpoint="last", federation=SECURE)
-    grid = WatchedGrid(make_secure_clients(run, table, tmp_path / "state"))
+    run = make_run(table, "fedavg", {"eta": eta}, rounds=ROUNDS, checkpoint="last", federation=RECOVERING)
+    grid = WatchedTransport(make_secure_clients(run, table, tmp_path / "state"))
     result = run_federation(run, grid, tmp_path / "run")
     here = fit(table, algorithm="fedavg", settings={"eta": eta}, **HOW | {"rounds": ROUNDS, "checkpoint": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-10, atol=1e-10)
@@ -65,7 +65,7 @@ def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_pat
 def test_a_step_size_is_resolved_from_powers_of_two(table, tmp_path, clock):
     result, grid = run_secure(table, tmp_path)
     assert result.rounds["accepted"].tolist() == [4] * ROUNDS
-    shown = [unpack(content).tensors for content in grid.seen]
+    shown = [content.tensors for content in grid.seen]
     facts = [tensors for tensors in shown if "facts/smooth" in tensors]
     assert facts and all(float(torch.log2(one["facts/smooth"])) % 1 == 0 for one in facts)
     assert all(bool(one["facts/trace"].isnan().all()) for one in facts)
@@ -83,9 +83,10 @@ def test_masks_come_from_the_whole_shared_secret():
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     session, raw = secrets.token_hex(16), lambda key: key.private_bytes_raw()
     public = lambda key: key.public_key().public_bytes_raw()  # noqa: E731
-    mine = secure_sums.pair_seed(raw(one), public(other), session, 1, "a", "b")
-    assert mine == secure_sums.pair_seed(raw(other), public(one), session, 1, "b", "a") and len(mine) == 32
-    others = [secure_sums.pair_seed(raw(one), public(other), session, k, "a", "b") for k in range(2, 50)]
+    mine = secure_sums.pair_seed(raw(one), public(other), session, 1, "d", "a", "b")
+    assert mine == secure_sums.pair_seed(raw(other), public(one), session, 1, "d", "b", "a") and len(mine) == 32
+    others = [secure_sums.pair_seed(raw(one), public(other), session, k, "d", "a", "b") for k in range(2, 50)]
+    assert mine != secure_sums.pair_seed(raw(one), public(other), session, 1, "another request", "a", "b")
     assert len({mine, *others}) == 49
     stream = secure_sums.key_stream(mine, 4000)
     assert kstest(stream / 2.0**64, "uniform").pvalue > 1e-4
@@ -137,8 +138,8 @@ def test_one_client_may_leave_in_the_middle(stage, first, table, tmp_path, clock
             return "lost"
         return "fine"
 
-    run = make_run(table, "fedavg", rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
-    grid = WatchedGrid(make_secure_clients(run, table, tmp_path / "state"))
+    run = make_run(table, "fedavg", rounds=2, checkpoint="last", federation=RECOVERING | {"deadline": 5.0})
+    grid = WatchedTransport(make_secure_clients(run, table, tmp_path / "state"))
     grid.fate = fate
     if stage == messages.SECURE_UPDATE:
         grid.fate = lambda message, node, number: (
@@ -162,7 +163,7 @@ def test_too_few_survivors_give_nothing(table, tmp_path, clock):
 def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):
     """The round that was cut is summed again, over the same clients, under new masks."""
     eta = {"eta": 0.05}
-    run = make_run(table, "fedavg", eta, rounds=ROUNDS, checkpoint="last", federation=SECURE)
+    run = make_run(table, "fedavg", eta, rounds=ROUNDS, checkpoint="last", federation=RECOVERING)
     homes = make_secure_clients(run, table, tmp_path / "state")
     grid, seen = MemoryTransport(homes), []
 
@@ -195,22 +196,20 @@ def test_random_numbers_end_a_secure_run_in_a_sentence(table, tmp_path, clock, m
 
 
 def test_what_secure_rules_out(table, tmp_path, clock):
-    with pytest.raises(RequestError, match="leave out share_models = true"):
+    with pytest.raises(RequestError, match="share_models = true needs them"):
         run_secure(table, tmp_path, share_models=True)
     with pytest.raises(RequestError, match="needs 3 clients or more, and 2 take part"):
         run_secure(table, tmp_path, clients=2)
-    with pytest.raises(RequestError, match="secure = true hides messages"):
+    with pytest.raises(RequestError, match="lam = 'auto' of fedprox_personal is resolved from"):
         run_secure(table, tmp_path, "fedprox_personal")
     with pytest.raises(WorkError, match="secure_range is 1e-09; raise it"):
         run_secure(table, tmp_path, secure_range=1e-9)
 
 
 def test_a_client_without_keys_takes_no_part(table, tmp_path, clock):
-    run = make_run(table, "fedavg", rounds=2, federation=SECURE)
+    run = make_run(table, "fedavg", rounds=2, federation=RECOVERING)
     homes = [ClientNode(run, file, tmp_path / "state" / file.stem) for file in sorted(table.iterdir())]
-    with pytest.raises(
-        RequestError, match="needs its key and its peers' keys for secure = true: give --key and --peers"
-    ):
+    with pytest.raises(RequestError, match="needs its key and its peers' keys for secure sums: give --key and --peers"):
         run_federation(run, MemoryTransport(homes), tmp_path / "run")
 
 
@@ -233,7 +232,7 @@ def test_shares_give_a_secret_back_and_fewer_show_nothing():
 
 def run_until_silent(table, path, last_stage, count, **more):
     """A secure run whose client 'site 2' falls silent for good at its `count`-th request of a stage."""
-    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=SECURE | more)
+    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=RECOVERING | more)
     grid, seen = MemoryTransport(make_secure_clients(run, table, path / "state", COMMON_KEYS)), []
 
     def fate(message, node, number):
@@ -259,7 +258,7 @@ def test_a_client_that_confirms_and_never_unmasks_is_recovered(table, tmp_path, 
     accepted = result.rounds["accepted"].tolist()
     assert accepted[-1] == 3 and 4 in accepted
     run = make_run(
-        table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=SECURE | {"deadline": 5.0}
+        table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=RECOVERING | {"deadline": 5.0}
     )
     grid, seen = MemoryTransport(make_secure_clients(run, table, tmp_path / "b" / "state", COMMON_KEYS)), []
 
@@ -283,7 +282,7 @@ def test_a_client_that_confirms_and_never_unmasks_is_recovered(table, tmp_path, 
 
 
 def test_too_many_that_never_unmask_end_the_run_in_a_sentence(table, tmp_path, clock):
-    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE | {"deadline": 5.0, "wait": 60.0})
+    run = make_run(table, "fedavg", {"eta": 0.05}, rounds=2, federation=RECOVERING | {"deadline": 5.0, "wait": 60.0})
     grid = MemoryTransport(make_secure_clients(run, table, tmp_path / "state"))
     grid.fate = lambda message, node, number: (
         "lost" if node in ("102", "103") and stage_of(message) == messages.SECURE_UNMASK else "fine"
@@ -295,7 +294,7 @@ def test_too_many_that_never_unmask_end_the_run_in_a_sentence(table, tmp_path, c
 def run_with_false_shares(monkeypatch, tmp_path, what, lie):
     """A secure run of seven clients, of which 'site 2' never unmasks; `lie` changes handling of a request."""
     folder = write_clients(tmp_path / "clients", clients=7)
-    run = make_run(folder, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE | {"deadline": 5.0})
+    run = make_run(folder, "fedavg", {"eta": 0.05}, rounds=2, federation=RECOVERING | {"deadline": 5.0})
     usual, reports = REQUESTS[what].answer, []
     answer_with(monkeypatch, what, lambda client, payload: lie(usual, client, payload))
     grid = MemoryTransport(make_secure_clients(run, folder, tmp_path / "state"))

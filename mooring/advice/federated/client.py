@@ -15,13 +15,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS
 from mooring.advice.federated.estimate import SIZES
@@ -43,14 +40,12 @@ from mooring.engines.model_store import describe_task
 from mooring.engines.prepare import Job
 from mooring.remote.client_node import ClientNode
 from mooring.remote.client_requests import ADOPTED_SCHEMA_FILE, DONE_FILE, RESULT_DIR, client_table_digest
+from mooring.remote.cohorts import COHORT_FILE, check_same_rows, check_statements, record_cohort, sign_statement
 from mooring.remote.messages import Payload
-from mooring.remote.secure_sums import is_signed, sign
 from mooring.remote.transcript import (
     TAG_WORDS,
-    Cohort,
     Journal,
     MaskedAnswers,
-    check_cohort,
     derive,
     from_text,
     make_statement,
@@ -66,10 +61,7 @@ from mooring.runs.sections import AdviceSection
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 from mooring.shapes.columns import BOOSTED
 
-SUMS_FOLDER, KEY_FILE, COHORT_FILE, DECLARED_FILE = "sums", "key.json", "cohort.json", "declared.json"
-COHORTS_FILE = (
-    "cohorts.json"  # of all runs of this client: the file, its rows' digest, and the clients it took part with
-)
+DECLARED_FILE = "declared.json"
 MAX_STEPS = 1_000
 REVEALS = (
     "its parts of sums over all clients, under masks: the server learns totals, no client's numbers. `mooring advise "
@@ -122,31 +114,10 @@ class AdviceClientNode(ClientNode):
     """A client of a federation that is advised."""
 
     own_answers: ClassVar[dict[str, Callable[..., Payload]]] = {}
+    of_cohort: ClassVar[tuple[str, ...]] = ("statement", "cohort", "secrets", "running")
     what = "a recommendation"
     reveals = REVEALS
     running: RunningProgram | None = None
-    began_again = False
-
-    @property
-    def sums(self) -> Path:
-        return self.folder / SUMS_FOLDER
-
-    @cached_property
-    def private(self) -> X25519PrivateKey:
-        """The key of this run, made once and stored."""
-        make_synced_folder(self.sums)
-        path = self.sums / KEY_FILE
-        if not path.exists():
-            raw = X25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-            )
-            write_json(path, {"private": raw.hex(), "rows": client_table_digest(self)})
-        known = read_json(path)
-        if known["rows"] != client_table_digest(self):
-            raise RequestError(
-                f"{self.path.name} has changed since the run began; bring it back, or join with --again."
-            )
-        return X25519PrivateKey.from_private_bytes(bytes.fromhex(str(known["private"])))
 
     @cached_property
     def statement(self) -> JsonObject:
@@ -157,18 +128,6 @@ class AdviceClientNode(ClientNode):
         with details_for_operator(self, "cannot read its table"):
             columns = [*self.member.features, schema_options(self.run).target]
         return make_statement(self.digest, plan_digest(self.run), self.name, columns, public)
-
-    @cached_property
-    def cohort(self) -> Cohort:
-        """The cohort that was agreed on."""
-        path = self.sums / COHORT_FILE
-        if not path.exists():
-            raise RequestError(f"client '{self.name}' has not agreed on a cohort yet.")
-        return Cohort(tuple(read_json(path)["statements"]))
-
-    @cached_property
-    def secrets(self) -> dict[str, bytes]:
-        return pair_secrets(self.private, self.cohort, self.name)
 
     def answers(self, common: bytes) -> MaskedAnswers:
         return MaskedAnswers(self.cohort, self.name, self.secrets, common, Journal(self.sums / "steps"))
@@ -301,28 +260,13 @@ class RunningProgram:
 
 
 def handle_roll_call(node: AdviceClientNode, payload: Payload) -> Payload:
-    if node.again and (node.sums / KEY_FILE).exists() and not node.began_again:
-        shutil.rmtree(node.sums)
-        for name in ("private", "statement", "cohort", "secrets", "running"):
-            node.__dict__.pop(name, None)
-    node.began_again = True
+    node.begin_again()
     check_same_rows(node)
-    signature = "" if node.identity is None else sign(node.identity.private, node.statement)
-    return Payload({"statement": node.statement, "signature": signature})
+    return sign_statement(node, node.statement)
 
 
 def handle_cohort(node: AdviceClientNode, payload: Payload) -> Payload:
-    statements, signatures = payload.fields["statements"].get("list"), payload.fields["signatures"]
-    if not isinstance(statements, list):
-        raise RequestError(f"client '{node.name}' refuses a cohort without a list of statements.")
-    min_clients = 0 if node.policy is None else node.policy.min_clients
-    cohort = check_cohort(statements, node.statement, min_clients)
-    if node.identity is not None:
-        for statement in cohort.statements:
-            name = str(statement["name"])
-            public = node.identity.own if name == node.name else node.identity.peers.get(name)
-            if public is None or not is_signed(public, statement, signatures.get(name)):
-                raise RequestError(f"the statement of client '{name}' is not signed by its enrolled key.")
+    cohort = check_statements(node, payload, node.statement)
     path = node.sums / COHORT_FILE
     if path.exists():
         if read_json(path)["statements"] != list(cohort.statements):
@@ -332,42 +276,12 @@ def handle_cohort(node: AdviceClientNode, payload: Payload) -> Payload:
             )
     else:
         pair_secrets(node.private, cohort, node.name)  # refuses keys that are none
-        check_same_clients(node, cohort)
+        record_cohort(node, cohort)
         write_json(path, {"statements": list(cohort.statements)})
         node.__dict__.pop("cohort", None)
     if node.name != cohort.names[0]:
         return Payload({"sealed": {}})
     return Payload({"sealed": seal(node.common_secret(), node.name, node.secrets, cohort)})
-
-
-def related_runs(node: AdviceClientNode) -> tuple[JsonObject, list[JsonObject], list[JsonObject]]:
-    """Return this run's rows, and the former runs of this client: over the same file or rows, and others."""
-    path = node.folder.parent / COHORTS_FILE
-    own: JsonObject = {"file": str(node.path.resolve()), "table": client_table_digest(node)}
-    known: list[JsonObject] = read_json(path)["runs"] if path.exists() else []
-    related = [run for run in known if run["file"] == own["file"] or run["table"] == own["table"]]
-    return own, related, [run for run in known if run not in related]
-
-
-def check_same_rows(node: AdviceClientNode) -> None:
-    """Refuse sums over rows that have changed: the difference of two such runs shows them."""
-    own, related, _ = related_runs(node)
-    if not node.again and any(run["table"] != own["table"] for run in related):
-        raise RequestError(
-            f"the rows of client '{node.name}' have changed since a former run; the difference of both runs shows the "
-            "rows that changed. Its operator can agree with `mooring join --again`."
-        )
-
-
-def check_same_clients(node: AdviceClientNode, cohort: Cohort) -> None:
-    """Refuse sums over the same rows with other clients: two such runs differ by the clients that are not in both."""
-    own, related, others = related_runs(node)
-    if not node.again and any(run["clients"] != cohort.names for run in related):
-        raise RequestError(
-            f"client '{node.name}' has taken part with the same rows and other clients; the difference of both runs "
-            "shows these clients. Its operator can agree with `mooring join --again`."
-        )
-    write_json(node.folder.parent / COHORTS_FILE, {"runs": [*others, own | {"clients": cohort.names}]})
 
 
 def handle_step(node: AdviceClientNode, payload: Payload) -> Payload:

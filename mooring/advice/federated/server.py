@@ -37,7 +37,14 @@ from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.remote.client_node import run_digest
 from mooring.remote.messages import ClientFailedError, Payload
 from mooring.remote.messenger import Messenger, ignore_event, ignore_message
-from mooring.remote.transcript import MIN_CLIENTS, PROTOCOL, TAG_WORDS, describe_other_columns, remove_tag
+from mooring.remote.transcript import (
+    MIN_CLIENTS,
+    PROTOCOL,
+    TAG_WORDS,
+    WEIGHT_KEYS,
+    describe_other_columns,
+    remove_tag,
+)
 from mooring.remote.transport import Transport
 from mooring.runs.atomic_files import directory_lock, write_json, write_parquet
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, StoredModels, create_run
@@ -153,6 +160,8 @@ def check_statements(statements: list[JsonObject], run: str, plan: str) -> None:
     example = next(statement for statement in statements if json.dumps(statement["columns"]) == usual)
     for statement in statements:
         name = str(statement["name"])
+        if not WEIGHT_KEYS.isdisjoint(statement):
+            raise ClientFailedError(name, f"client '{name}' has signed a statement for a fit.")
         for what, value in (("protocol", PROTOCOL), ("run", run), ("plan", plan)):
             if statement[what] != value:
                 raise ClientFailedError(name, f"client '{name}' takes part with another {what} than the server.")

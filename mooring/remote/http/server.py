@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -197,6 +198,10 @@ class HttpTransport:
             Node(channel.node, self.enrolled.names.get(channel.key, ""), channel.session)
             for channel in self.mailbox.connected()
         ]
+
+    @property
+    def public_keys(self) -> dict[str, ec.EllipticCurvePublicKey]:
+        return {} if self.enrolled.folder is None else keys.public_keys(self.enrolled.folder)
 
     def push(self, messages: Iterable[tuple[str, bytes]]) -> list[str]:
         return [self.mailbox.push(node, content) for node, content in messages]
