@@ -24,14 +24,15 @@ from mooring.advice.federated.estimate import (
 )
 from mooring.advice.federated.plan import list_steps, nonlinear_budget, plan_budget, plan_digest
 from mooring.advice.federated.plan_text import describe_plan
-from mooring.advice.federated.program import advise_together, shape_of
+from mooring.advice.federated.program import advise_together, home_rows, shape_of
 from mooring.advice.federated.score_models import HomeRows, design, family_of
 from mooring.advice.federated.server import advise_federation
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.summing import Step, Sum, run_together, side_by_side
 from mooring.engines.predict import predict
-from mooring.engines.request import read_federation_request
+from mooring.engines.prepare import prepare
+from mooring.engines.request import read_federation_request, request
 from mooring.remote.client_requests import RESULT_DIR
 from mooring.remote.memory import MemoryTransport
 from mooring.shapes.splines import KNOT_LEVELS
@@ -308,3 +309,13 @@ def test_the_printed_plan_fits_a_terminal_and_names_its_digest(tmp_path):
     planned = list_steps(4, shape_of(Linear(12)))
     assert all(any(line.startswith(part.step.name) for line in lines) for part in planned)
     assert any("3 of them together" in line for line in lines)
+
+
+def test_personal_models_of_hospitals_predict_as_well_as_the_others():
+    """One row that alone decides a coefficient once made the average of candidates worthless (log-loss 1.1)."""
+    job = prepare(request("heart", purpose="advise"), None)
+    homes = [home_rows(job.task, job.clients, k) for k in range(len(job.clients))]
+    result, own = advise_together(shape_of(job.task, job.clients.schema), homes, 0.01, 0.95)
+    loss = result.line.loss
+    assert loss["personal"] < min(loss["local"], loss["global"])
+    assert max(np.abs(client.models.personal.without).max() for client in own) < 20

@@ -35,6 +35,8 @@ from mooring.tasks.logistic import Logistic
 MAX_NEWTON_STEPS, MAX_HALVINGS = 30, 12
 NEWTON_TOLERANCE = 1e-10  # of the decrease that a step promises, against the objective
 MAX_LOG_COUNT = 30.0  # scores of counts beyond are not told apart: exp of them is no count
+MAX_MOVE = 4.0  # of a score by its own block, and twice the score: logits, logarithms of counts
+MIN_UNUSED_SHARE_OF_CENTER = 0.2  # of a block in the center's move
 MIN_UNUSED_SHARE = 1e-3  # eigenvalues of I - HW: what a block keeps of itself, at least
 
 
@@ -328,7 +330,8 @@ def pulled_moves(
         through = own @ inverse
         seen = through * precision
         used = through @ own.transpose(0, 2, 1) + seen @ spread[free] @ seen.transpose(0, 2, 1)
-        pulled = _divide(np.eye(s) - _block_diagonal(bend[place]) @ used, slope[place].reshape(r, s))
+        least = MIN_UNUSED_SHARE_OF_CENTER  # G is that of equal clients
+        pulled = _divide(np.eye(s) - _block_diagonal(bend[place]) @ used, slope[place].reshape(r, s), least)
         out[place] = (np.einsum("rsd,rs->rd", seen, pulled) @ spread.T)[:, None, :]
     return out
 
@@ -359,17 +362,20 @@ def leave_out(
             u = moves[place[:, 0]]
             shift = np.einsum("rsd,rd->rs", rows.jacobian[place].reshape(r, s, -1), u)
             change += np.einsum("rst,rtk,rk->rs", hat, w, shift) - np.einsum("rsq,rq->rs", through, u @ crossed.T)
-        change = _divide(np.eye(s) - hat @ w, change)
-        out[place] += (shift + change).reshape(r, place.shape[1], -1)
+        change = (shift + _divide(np.eye(s) - hat @ w, change)).reshape(r, place.shape[1], -1)
+        if not family.has_noise:  # one Newton step is far off where a block alone decides a coefficient
+            reach = MAX_MOVE + 2 * np.abs(z[place])
+            change = np.clip(change, -reach, reach)
+        out[place] += change
     return out
 
 
-def _divide(keep: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the solutions [r, s] of systems [r, s, s] whose eigenvalues lie between 0 and 1; those below
-    MIN_UNUSED_SHARE count as that."""
+def _divide(keep: np.ndarray, right: np.ndarray, least: float = MIN_UNUSED_SHARE) -> np.ndarray:
+    """Return the solutions [r, s] of systems [r, s, s] whose eigenvalues lie between 0 and 1; those below `least` count
+    as that."""
     if keep.shape[1] == 1:
-        return right / np.maximum(keep[:, :, 0], MIN_UNUSED_SHARE)
+        return right / np.maximum(keep[:, :, 0], least)
     values, vectors = np.linalg.eig(keep)
-    values = np.maximum(values.real, MIN_UNUSED_SHARE)
+    values = np.maximum(values.real, least)
     coordinates = np.linalg.solve(vectors, right[..., None].astype(vectors.dtype))[..., 0]
     return np.einsum("rst,rt->rs", vectors, coordinates / values).real
