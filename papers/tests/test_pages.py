@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mooring_papers.base import catalog
-from mooring_papers.report.commands_page import format_page
+from tools.papers_commands import format_page
 from tests.test_words import find_forbidden, list_sentences, remove_code
 
 PAPERS = Path(__file__).parents[1]

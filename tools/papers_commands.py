@@ -1,15 +1,15 @@
-"""The page on the commands: python -m mooring_papers.report.commands_page > papers/docs/commands.md"""
+"""The page on the commands: python -m tools.papers_commands > papers/docs/commands.md"""
 
 import sys
 from importlib import import_module
 
-from mooring.reference_pages import format_commands
+from tools.reference_pages import format_commands
 
 HEADER = """# Commands of the papers
 
 `pip install 'mooring-fl[papers]'` adds these commands; `mooring COMMAND --help` prints the same.
 
-This page is written by `python -m mooring_papers.report.commands_page > papers/docs/commands.md`.
+This page is written by `python -m tools.papers_commands > papers/docs/commands.md`.
 """
 
 
