@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from mooring_papers.base import catalog
-from tools.papers_commands import format_page
 from tests.test_words import find_forbidden, list_sentences, remove_code
+from tools.papers_commands import format_page
 
 PAPERS = Path(__file__).parents[1]
 PAGES = sorted((PAPERS / "docs").rglob("*.md"))
