@@ -96,6 +96,7 @@ def serve(
                 record=partial(write_audit, folder / AUDIT_FILE, queued.path.stem),
                 on_progress=report_gauges(transport.gauges, on_progress),
             )
+            transport.nodes()  # reports refusals since the last look
     return [queued.out for queued in queue]
 
 
