@@ -55,14 +55,6 @@ class ClientRows(Protocol):
         """The same rows in a pool of their own, client after client."""
         ...
 
-    def map_columns(self, shape: Callable[[Tensor], Tensor]) -> ClientRows:
-        """The rows with the columns that `shape` makes of theirs."""
-        ...
-
-    def select_columns(self, columns: list[int]) -> ClientRows:
-        """The rows with some of their columns."""
-        ...
-
     def map(
         self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Tensor | None
     ) -> StateTree:

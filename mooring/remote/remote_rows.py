@@ -2,20 +2,13 @@
 
 `RemoteRows` is to callers what `Rows` is (`core/client_functions.py`). Calls of independent work (`map_independent`)
 travel together: one message to each client when all of the work waits for results. `answer_calls` is the client's part.
-
-Rows may have extra columns (`shapes/columns.py`): their description is sent with the first message that needs it, and
-the client stores it under its digest (`ColumnStore`), by which later calls name it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,16 +20,11 @@ from mooring.core.errors import RequestError
 from mooring.core.task import HasColumns, Task, require, with_columns
 from mooring.core.types import JsonObject
 from mooring.remote.messages import ClientFailedError, Payload, rebuild_tree
-from mooring.runs.atomic_files import make_synced_folder, read_json, write_json
 from mooring.runs.tensor_files import flatten
-from mooring.shapes.columns import ShapedColumns
-from mooring.shapes.trees import Trees
 from mooring.tasks.linear import Quadratic
 
 MAX_NUMBER = 1e150  # of a result: squares of larger ones overflow
-MAX_COLUMNS = 100_000
 MAX_PARALLEL_NUMBERS = 50_000  # of the Hessians of one chain of fits, in one message: 400 kB
-SHAPED = "shaped"  # (SHAPED, digest of the description, ranges of its columns, *part)
 S = TypeVar("S")
 T = TypeVar("T")
 Part = tuple[Any, ...]  # which of a client's rows: ("train",), ("held", 0, 5), ...
@@ -48,7 +36,6 @@ class ClientCall(NamedTuple):
     clients: tuple[int, ...]  # indices of the clients
     per_client: tuple[Tensor, ...]  # each [len(clients), ...]
     shared: dict[str, Tensor | None]
-    shape: ShapedColumns | None = None  # of the rows' columns
 
 
 class PendingCall:
@@ -148,40 +135,17 @@ class RemoteRows:
         size: Tensor,
         x: Tensor,
         y: Tensor,
-        shape: ShapedColumns | None = None,
     ):
         self.calls, self.part, self.clients, self.size = calls, part, clients, size
         self.x, self.y = x, y  # one row of zeros, with the shape of rows
-        self.shape = shape  # of extra columns
         self.cache: dict[object, Condensed] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
 
-    def at(self, part: Part, size: Tensor) -> RemoteRows:
-        """Other rows of the same clients."""
-        return RemoteRows(self.calls, part, self.clients, size, self.x, self.y)
-
     def select(self, position: Tensor) -> RemoteRows:
         clients = tuple(self.clients[i] for i in position.tolist())
-        return RemoteRows(self.calls, self.part, clients, self.size[position], self.x, self.y, self.shape)
-
-    def map_columns(self, shape: Any) -> RemoteRows:
-        """The rows with the columns of a `ShapedColumns`."""
-        part = (SHAPED, shape_digest(shape.as_json()), write_ranges(range(shape.width)), *self.part)
-        x = self.x.new_zeros(1, shape.width)
-        return RemoteRows(self.calls, part, self.clients, self.size, x, self.y, shape)
-
-    def select_columns(self, columns: list[int]) -> RemoteRows:
-        if self.shape is None:
-            raise ValueError("columns are selected from those of a description")
-        _, digest, ranges, *part = self.part
-        known = read_ranges(ranges)
-        chosen, x = [known[k] for k in columns], self.x[:, columns]
-        if chosen == list(range(self.shape.inputs)):
-            return RemoteRows(self.calls, tuple(part), self.clients, self.size, x, self.y)
-        named = (SHAPED, digest, write_ranges(chosen), *part)
-        return RemoteRows(self.calls, named, self.clients, self.size, x, self.y, self.shape)
+        return RemoteRows(self.calls, self.part, clients, self.size[position], self.x, self.y)
 
     def compact(self) -> RemoteRows:
         return self
@@ -189,7 +153,7 @@ class RemoteRows:
     def map(
         self, function: ClientFunction, task: Task | None, *per_client: Tensor, **shared: Tensor | None
     ) -> StateTree:
-        return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared, self.shape))
+        return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared))
 
     def map_independent(self, work: Callable[[S], Iterable[T]], items: Iterable[S]) -> Iterator[list[T]]:
         return self.calls.map_independent(work, items)
@@ -231,29 +195,20 @@ def condense_rows(task: Task, batch: Batch) -> SecondMoments:
 def make_sender(
     ask_all: Callable[[dict[str, Payload]], dict[str, Payload]], names: tuple[str, ...]
 ) -> Callable[[list[ClientCall]], list[StateTree]]:
-    """A function that sends calls to these clients, one message to each, and returns the stacked results.
-
-    Descriptions of columns are sent once.
-    """
-    sent: dict[int, set[str]] = {i: set() for i in range(len(names))}
+    """A function that sends calls to these clients, one message to each, and returns the stacked results."""
 
     def send(calls: list[ClientCall]) -> list[StateTree]:
         requests: dict[int, JsonObject] = {}
         tensors: dict[int, dict[str, Tensor]] = {}
-        shapes: dict[int, JsonObject] = {}
         for k, call in enumerate(calls):
             shared = {f"{k}/shared/{name}": value for name, value in call.shared.items() if value is not None}
             about = {"name": call.function.name, "part": list(call.part), "own": len(call.per_client)}
             about["shared"] = {name: value is not None for name, value in call.shared.items()}
             for row, client in enumerate(call.clients):
                 requests.setdefault(client, {})[str(k)] = about
-                if call.shape is not None and call.part[1] not in sent[client]:
-                    shapes.setdefault(client, {})[call.part[1]] = call.shape.as_json()
-                    sent[client].add(call.part[1])
                 own = {f"{k}/own/{i}": part[row : row + 1] for i, part in enumerate(call.per_client)}
                 tensors.setdefault(client, {}).update(shared | own)
-        fields = {i: {"calls": requests[i]} | ({"shapes": shapes[i]} if i in shapes else {}) for i in requests}
-        replies = ask_all({names[i]: Payload(fields[i], tensors[i]) for i in sorted(requests)})
+        replies = ask_all({names[i]: Payload({"calls": requests[i]}, tensors[i]) for i in sorted(requests)})
         return [stack_replies(k, call, names, replies) for k, call in enumerate(calls)]
 
     return send
@@ -314,80 +269,3 @@ def answer_calls(
             task = with_columns(task, rows.x.shape[-1])
         out |= flatten(k, function(task, rows, *own, **shared))
     return Payload({}, out)
-
-
-class ColumnStore:
-    """The descriptions of extra columns that a client was sent, as files that are named by their digests."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.known: dict[str, StoredColumns] = {}
-
-    def add(self, descriptions: JsonObject) -> None:
-        for digest, content in descriptions.items():
-            shape = StoredColumns.from_json(content)
-            if digest != shape_digest(content):
-                raise RequestError("a description of extra columns has another digest than it is sent with.")
-            make_synced_folder(self.folder)
-            write_json(self.folder / f"{digest}.json", content)
-            self.known[digest] = shape
-
-    def get(self, digest: str) -> StoredColumns:
-        if digest not in self.known:
-            path = self.folder / f"{digest}.json"
-            if not (digest.isalnum() and path.exists()):
-                raise RequestError("the description of extra columns that a request names is not here.")
-            self.known[digest] = StoredColumns.from_json(read_json(path))
-        return self.known[digest]
-
-    def shape_rows(self, digest: str, ranges: str, rows: Rows, fold: Tensor | None = None) -> Rows:
-        """The rows with some of the columns of a description; boosted scores may be by the inner fold [N] of a row."""
-        shape, without = self.get(digest)
-        columns = read_ranges(ranges)
-        if not columns or columns[-1] >= shape.width:
-            raise RequestError(f"a request names columns up to {columns[-1:]}, of {shape.width}.")
-        scores = None
-        if without:
-            scores = torch.zeros(len(rows.y), 1, dtype=torch.float64)
-            for k, trees in enumerate(without if fold is not None else ()):
-                scores[fold == k] = torch.from_numpy(trees.score(rows.x[fold == k].numpy()))
-        return rows.map_columns(lambda x: shape(x, scores)).select_columns(columns)
-
-
-class StoredColumns(NamedTuple):
-    """A description of extra columns, and the trees without each inner fold where boosted scores are out of fold."""
-
-    columns: ShapedColumns
-    without: tuple[Trees, ...] = ()
-
-    @staticmethod
-    def from_json(content: Any) -> StoredColumns:
-        if isinstance(content, dict) and isinstance(content.get("without"), list):
-            without = tuple(Trees.from_json(trees) for trees in content["without"])
-            return StoredColumns(ShapedColumns.from_json(content.get("columns")), without)
-        return StoredColumns(ShapedColumns.from_json(content))
-
-
-def shape_digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def write_ranges(numbers: Iterable[int]) -> str:
-    """Rising whole numbers as text, such as "0-4,7-9"."""
-    numbers = list(numbers)
-    starts = [k for k in numbers if k - 1 not in numbers]
-    ends = [k for k in numbers if k + 1 not in numbers]
-    return ",".join(f"{start}-{end}" for start, end in zip(starts, ends))
-
-
-def read_ranges(text: str) -> list[int]:
-    try:
-        pairs = [tuple(map(int, part.split("-"))) for part in text.split(",")]
-        if any(end - start > MAX_COLUMNS for start, end in pairs):
-            raise ValueError(text)
-        numbers = [k for start, end in pairs for k in range(start, end + 1)]
-    except ValueError:
-        numbers = []
-    if not numbers or any(a >= b for a, b in pairwise(numbers)):
-        raise RequestError(f"columns are named as in 0-4,7-9, not {text!r}.")
-    return numbers

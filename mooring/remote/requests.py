@@ -327,9 +327,8 @@ def check_seeds(request: Payload, reply: Payload, client: str) -> None:
 FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "attempt": int, "base": int, "calls": dict, "commitments": dict, "cohort": list, "draft": dict, "field": str,
     "formula": dict, "fresh": bool, "hold": list, "hyperparameters": dict, "index": int, "label": str, "notes": list,
-    "number": int, "secret": str, "p": (int, float), "parts": list, "plan": dict, "protocol": int, "record": dict,
-    "round": list, "row": dict,
-    "asks": list, "schema": dict, "session": str, "shape": (dict, type(None)), "shapes": dict, "shares": dict,
+    "number": int, "secret": str, "p": (int, float), "parts": list, "plan": dict, "protocol": int,
+    "round": list, "row": dict, "asks": list, "schema": dict, "session": str, "shares": dict,
     "signatures": dict, "start": str, "statements": dict, "summary": dict, "survivors": list, "version": str,
     "wanted": dict, "why": str,
 }  # fmt: skip
@@ -398,7 +397,7 @@ REQUESTS: dict[str, Request] = {
     ),
     "statistics": Request(
         client_requests.handle_statistics, "sums, gradients or fits that hyperparameters such as lam are resolved from",
-        "calls shapes?", "statistics", sums=(PLAIN,),
+        "calls", "statistics", sums=(PLAIN,),
     ),
     "begin": Request(
         client_requests.handle_begin, "nothing but that the algorithm can begin",

@@ -62,7 +62,6 @@ from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 from mooring.shapes.columns import BOOSTED
 
 DECLARED_FILE = "declared.json"
-MAX_STEPS = 1_000
 REVEALS = (
     "its parts of sums over all clients, under masks: the server learns totals, no client's numbers. `mooring advise "
     "RUN.toml --plan` lists them. Where its policy shares results: its rows, three losses and its recommendation"
@@ -157,7 +156,7 @@ class AdviceClientNode(ClientNode):
         return result, own
 
     def run_program(self, sealed: str = "") -> RunningProgram:
-        """Return its program as far as it has come; after a restart it begins anew, with the stored totals."""
+        """Return its program as far as it has come; after a restart it runs again with the stored totals."""
         if self.running is None:
             self.running = RunningProgram(self, sealed)
         return self.running
