@@ -330,6 +330,15 @@ def show_federation(display: Display, out: Path, json_: bool) -> None:
 
     directory = open_run(out)
     if directory.run.mooring.purpose == "advise":
+        advice = directory.advice
+        if not advice["clients"] or "recommended" not in advice["summary"]:
+            if json_:
+                print_json(as_json(directory, out))
+                return
+            display.paragraph(advice["headline"])
+            display.paragraph(advice["words"]["losses"])
+            display.paragraph("Each client has its own result; the server has too little of them for a report.")
+            return
         show_written(display, out, as_json(directory, out) if json_ else None)
     elif json_:
         print_json(as_json(directory, out))

@@ -139,6 +139,11 @@ def collect_contents(run: str | Path) -> ReportContents:
 def of_advice(directory: RunDirectory) -> ReportContents:
     advice = directory.advice
     summary, sentences = advice["summary"], dict(advice["words"])
+    if not advice["clients"] or "recommended" not in summary:
+        raise RequestError(
+            f"{directory.path} has no report: it is a federation whose clients keep their results, or are too few for "
+            "losses of all. Each client has its own result."
+        )
     clients = add_certainty(frame_from_rows(advice["clients"]))
     models = [
         {"name": "recommended", "about": "each client's recommended model", "loss": summary["recommended"]},

@@ -225,7 +225,7 @@ def show_advice(display: Display, advice: NamedValues, per_client: bool = False,
     display.print_line("")
     alternative = "global" if (frame["recommended"] == "local").all() else "local"
     order = frame.sort_values(f"improvement_over_{alternative}_pct", ascending=False, kind="stable")
-    caption = describe_columns(summary)
+    caption = describe_columns(summary, "improvement_over_local_pct_ci_low" in frame)
     if len(order) > MAX_CLIENTS_SHOWN and not per_client:
         file_text = f" or {Path(run) / CLIENTS_FILE}" if run is not None else ""
         caption = (
@@ -251,12 +251,13 @@ def show_advice(display: Display, advice: NamedValues, per_client: bool = False,
     display.print_line("")
 
 
-def describe_columns(summary: NamedValues) -> str:
+def describe_columns(summary: NamedValues, has_intervals: bool = True) -> str:
     """Return the caption of the clients' table."""
-    return (
-        f"vs.: expected {summary['metric']} with the recommended model against the other; in brackets the "
-        f"{100 * summary['client_level']:g}% interval of the improvement in % (negative: higher loss)."
-    )
+    text = f"vs.: expected {summary['metric']} with the recommended model against the other"
+    if not has_intervals:
+        return f"{text}, from losses that clients have declared to two digits."
+    level = f"{100 * summary['client_level']:g}%"
+    return f"{text}; in brackets the {level} interval of the improvement in % (negative: higher loss)."
 
 
 WITHOUT_INTERVALS = {"over_local": "short_over_local", "over_global": "short_over_global"}  # without their intervals

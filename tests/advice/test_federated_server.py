@@ -9,11 +9,13 @@ import torch
 from mooring.advice.federated.client import AdviceClientNode
 from mooring.advice.federated.plan import list_steps
 from mooring.advice.federated.program import advise_together, home_rows, shape_of
+from mooring.commands.federation import show_federation
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.predict import predict
 from mooring.remote.client_requests import DONE_FILE, RESULT_DIR
 from mooring.remote.disclosure import SENT_FILE, Policy
 from mooring.remote.transcript import TAG_WORDS, Journal
+from mooring.report.terminal import Display
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 from tests.remote.masked_runs import NAMES, Watched, clock, identities, make_nodes, run, write_run, write_tables
@@ -202,3 +204,18 @@ def test_a_client_that_cannot_go_on_ends_the_run_by_its_name(federation, tmp_pat
     transport.fate = lambda request, node, number: "lost" if node == "104" and number > 30 else "fine"
     with pytest.raises((RequestError, WorkError), match="'dora'"):
         run(federation[0], None, tmp_path / "run", transport=transport)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_small_federation_is_shown_without_losses_of_all(shares, tmp_path, clock, capsys):
+    """Five clients and two columns: too few for the pooled losses, and policies may keep all results."""
+    tables = write_tables(tmp_path)
+    federation = write_run(tables, advice='shape = "linear"')
+    nodes = make_nodes(federation, tables, tmp_path / "state")
+    for node in nodes:
+        node.policy = None if shares else Policy(quantities=["advice"])
+    result, _ = run(federation, nodes, tmp_path / "run")
+    assert "recommended" not in result.summary and len(result.clients) == (5 if shares else 0)
+    for json_ in (False, True):
+        show_federation(Display(json_), tmp_path / "run", json_)
+        assert result.headline.split(" for ")[0] in " ".join(capsys.readouterr().out.split())
